@@ -1,8 +1,19 @@
-# The targets people use. `make help` lists them.
+# The targets people use; `make help` lists them. One build setting everywhere
+# (CGO_ENABLED=0, -trimpath): a second one would compile the world again.
 export CGO_ENABLED := 0
-GOFLAGS_BUILD := -trimpath
-BIN := $(CURDIR)/bin
-COMMANDS := $(notdir $(wildcard cmd/*))
+export GOFLAGS := -trimpath
+
+BIN     := $(CURDIR)/bin
+CACHE   := $(CURDIR)/.cache
+TOOLS   := $(CACHE)/bin
+# Modules with tests. The other ones (test/tools, test/lint, test/cluster/kubeall)
+# only pin programs and hold no code worth a test of its own.
+MODULES := . $(wildcard test/cluster test/e2e)
+MODULES := $(patsubst %/go.mod,%,$(wildcard $(addsuffix /go.mod,$(MODULES))))
+FUZZTIME ?= 10s
+LINT    := $(TOOLS)/golangci-lint
+
+export FIRSTLIGHT_TOOLS ?= $(TOOLS)
 
 .PHONY: help
 help: ## list the targets
@@ -11,10 +22,13 @@ help: ## list the targets
 .PHONY: build
 build: ## build every command into bin/
 	@mkdir -p $(BIN)
-	go build $(GOFLAGS_BUILD) -ldflags '-s -w' -o $(BIN)/ ./cmd/...
+	go build -ldflags '-s -w' -o $(BIN)/ ./cmd/...
+
+.PHONY: setup
+setup: ## install the Debian packages that are missing (root)
+	@test/setup/setup.sh
 
 # What tests run against, at pinned versions: test/tools, test/cluster/kubeall.
-TOOLS := $(CURDIR)/.cache/bin
 KUBERNETES := v1.37.2
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
 	-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37 \
@@ -25,8 +39,43 @@ tools: tools-containerd tools-kubernetes ## build what tests run against into .c
 
 tools-containerd: ## only containerd, ctr, its runc shim and a registry
 	@mkdir -p $(TOOLS)
-	cd test/tools && go build $(GOFLAGS_BUILD) -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=v2.4.2' -o $(TOOLS)/ tool ./registry
+	cd test/tools && go build -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=v2.4.2' -o $(TOOLS)/ tool ./registry
 
 tools-kubernetes: ## only Kubernetes, as one program (about 950 CPU seconds the first time)
 	@mkdir -p $(TOOLS)
-	cd test/cluster/kubeall && go build $(GOFLAGS_BUILD) -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
+	cd test/cluster/kubeall && go build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
+
+.PHONY: quickstart
+quickstart: setup ## lazy start and full pull of one image, side by side (root, a few minutes)
+	@go run ./test/quickstart
+
+.PHONY: quickstart-kubernetes
+quickstart-kubernetes: setup ## the same on a real Kubernetes, built from Go modules
+	@go run ./test/quickstart -kubernetes
+
+.PHONY: test
+test: setup tools build ## every test of every module, all set-up included (root)
+	go run ./test/report $(MODULES)
+
+.PHONY: lint
+lint: $(LINT) ## golangci-lint on every module
+	@set -e; for module in $(MODULES) test/cluster/kubeall; do \
+	  [ -f $$module/go.mod ] || continue; \
+	  echo "lint $$module"; (cd $$module && $(LINT) run --config $(CURDIR)/.golangci.yml ./...); \
+	done
+
+$(LINT): test/lint/go.mod
+	@mkdir -p $(TOOLS)
+	cd test/lint && go build -ldflags '-s -w' -o $(TOOLS)/ tool
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME (10s) each
+	@go run ./test/fuzz -time $(FUZZTIME)
+
+.PHONY: clean
+clean: ## remove what was built; downloaded and compiled things in .cache stay
+	rm -rf $(BIN)
+
+.PHONY: distclean
+distclean: clean ## remove .cache too
+	rm -rf $(CACHE)
