@@ -1,0 +1,90 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+)
+
+// logTail is how much of a log an error shows: enough for a stack's top and
+// the lines before it.
+const logTail = 2 << 10
+
+// Process is a long-running program inside the cluster.
+type Process struct {
+	Name string
+	Log  string // the file with its output
+	cmd  *exec.Cmd
+	done chan struct{}
+	err  error // of Wait; read after done
+}
+
+// spawn starts cmd inside with its output in <log folder>/<name>.log, appended
+// to what an earlier process of that name wrote.
+func spawn(ns *namespaces, logs, name string, cmd *exec.Cmd) (*Process, error) {
+	p := &Process{Name: name, Log: filepath.Join(logs, name+".log"), cmd: cmd, done: make(chan struct{})}
+	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	defer func() { _ = log.Close() }() // the child has its own copy
+	cmd.Stdout, cmd.Stderr = log, log
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setsid = true // a terminal's interrupt is for the caller
+	if err := ns.start(cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", name, err)
+	}
+	go func() {
+		defer close(p.done)
+		p.err = cmd.Wait()
+	}()
+	return p, nil
+}
+
+// PID is the process id as seen outside.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Stop sends a signal and waits for the end, which may have been before.
+func (p *Process) Stop(ctx context.Context, signal os.Signal) error {
+	if err := p.cmd.Process.Signal(signal); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("signal %s: %w", p.Name, err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of %s: %w", p.Name, ctx.Err())
+	}
+}
+
+// ended describes a process that should still be running.
+func (p *Process) ended() error {
+	return fmt.Errorf("%s ended early (%v); the end of %s:\n%s", p.Name, p.err, p.Log, p.Tail())
+}
+
+// Tail is the end of the log.
+func (p *Process) Tail() string {
+	f, err := os.Open(p.Log)
+	if err != nil {
+		return err.Error()
+	}
+	defer func() { _ = f.Close() }()
+	if size, err := f.Seek(0, io.SeekEnd); err == nil {
+		_, _ = f.Seek(max(0, size-logTail), io.SeekStart)
+	}
+	tail, err := io.ReadAll(io.LimitReader(f, logTail))
+	if err != nil {
+		return err.Error()
+	}
+	return string(tail)
+}
