@@ -1,0 +1,388 @@
+package index
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+
+	"github.com/firstlight-dev/firstlight/indexer/internal/inflate"
+)
+
+// magic starts every index; its last byte is the format version.
+const magic = "flindex\x01"
+
+const (
+	codeNone = 0
+	codeGzip = 1
+)
+
+// minRow is the size of the smallest row of the chunk table.
+const minRow = 1
+
+// maxTable bounds the chunk table, unpacked: a row is at most five varints of
+// 10 bytes, a kind, and a block header.
+func maxTable(chunks int) int { return chunks * (51 + inflate.MaxBlockHeader) }
+
+// Encode writes the index. Equal indexes give equal bytes.
+func (x *Index) Encode() ([]byte, error) {
+	layer, err := rawDigest(x.Layer)
+	if err != nil {
+		return nil, fmt.Errorf("encode layer digest: %w", err)
+	}
+	diffID, err := rawDigest(x.DiffID)
+	if err != nil {
+		return nil, fmt.Errorf("encode diffID: %w", err)
+	}
+	b := append(make([]byte, 0, 512+len(x.headers)+64*len(x.Chunks)), magic...)
+	if x.Compression == Gzip {
+		b = append(b, codeGzip)
+	} else {
+		b = append(b, codeNone)
+	}
+	b = append(append(b, layer...), diffID...)
+	for _, v := range []int64{x.CompressedSize, x.Size, int64(len(x.Chunks)), x.headersSize, int64(x.entries)} {
+		b = binary.AppendUvarint(b, uint64(v))
+	}
+	table := x.appendTable(nil)
+	enc, err := newEncoder(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer enc.Close()
+	b = binary.AppendUvarint(b, uint64(len(table)))
+	b = appendBytes(b, enc.EncodeAll(table, nil))
+	for _, c := range x.Chunks {
+		if x.Compression == Gzip {
+			b = append(b, c.CompressedDigest[:]...)
+		}
+		b = append(b, c.Digest[:]...)
+	}
+	for _, w := range x.windows {
+		b = appendBytes(b, w)
+	}
+	b = appendBytes(b, x.headers)
+	if len(b) > MaxEncoded {
+		return nil, fmt.Errorf("%w: its index has %d bytes, at most %d are allowed", ErrUnsupported, len(b), MaxEncoded)
+	}
+	return b, nil
+}
+
+// appendTable writes one row for each chunk.
+func (x *Index) appendTable(b []byte) []byte {
+	var prev point
+	for i, c := range x.Chunks {
+		b = binary.AppendUvarint(b, uint64(c.Size))
+		if x.Compression == None {
+			continue
+		}
+		p := x.points[i]
+		b = append(b, byte(p.Kind))
+		b = binary.AppendUvarint(b, uint64(p.Bit-prev.Bit))
+		if p.Kind != inflate.AtMember {
+			b = binary.AppendUvarint(b, uint64(p.Hist))
+			b = binary.AppendUvarint(b, uint64(p.window))
+		}
+		if p.Kind == inflate.InBlock {
+			b = binary.AppendUvarint(b, uint64(p.Bit-p.HeaderBit))
+			if !sameBlock(prev, p) {
+				b = binary.AppendUvarint(b, uint64(p.HeaderBits))
+				b = append(b, p.header...)
+			}
+		}
+		prev = p
+	}
+	return b
+}
+
+// sameBlock reports whether two checkpoints in a row lie in one block, whose
+// header is then written once.
+func sameBlock(a, b point) bool {
+	return a.Kind == inflate.InBlock && a.HeaderBit == b.HeaderBit
+}
+
+// Decode reads an encoded index and checks every field of it, except the
+// content of windows and header stream, which their readers check.
+func Decode(b []byte) (*Index, error) {
+	if len(b) > MaxEncoded {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d are allowed", ErrInvalid, len(b), MaxEncoded)
+	}
+	r := &reader{b: b}
+	x, err := r.index()
+	if err == nil {
+		err = r.err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return x, nil
+}
+
+// reader takes fields from b and keeps the first error.
+type reader struct {
+	b   []byte
+	err error
+}
+
+func (r *reader) fail(format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf(format, args...)
+	}
+	r.b = nil
+}
+
+// take returns the next n bytes, a view of the input.
+func (r *reader) take(what string, n int) []byte {
+	if r.err != nil || n < 0 || n > len(r.b) {
+		r.fail("%s is cut short", what)
+		return nil
+	}
+	p := r.b[:n:n]
+	r.b = r.b[n:]
+	return p
+}
+
+// uint reads a minimal varint of at most limit.
+func (r *reader) uint(what string, limit int64) int64 {
+	v, n := binary.Uvarint(r.b)
+	switch {
+	case r.err != nil:
+		return 0
+	case n <= 0:
+		r.fail("%s is cut short", what)
+		return 0
+	case n > 1 && r.b[n-1] == 0:
+		r.fail("%s is not in its shortest form", what)
+		return 0
+	case v > math.MaxInt64 || int64(v) > limit:
+		r.fail("%s is %d, at most %d is allowed", what, v, limit)
+		return 0
+	}
+	r.b = r.b[n:]
+	return int64(v)
+}
+
+// bytes reads a length and that many bytes.
+func (r *reader) bytes(what string) []byte {
+	return r.take(what, int(r.uint(what+" length", int64(len(r.b)))))
+}
+
+func (r *reader) index() (*Index, error) {
+	x := &Index{}
+	if !bytes.Equal(r.take("magic", len(magic)), []byte(magic)) {
+		return nil, fmt.Errorf("not a layer index of version %d", magic[len(magic)-1])
+	}
+	code := r.take("compression", 1)
+	layer, diffID := r.take("layer digest", 32), r.take("diffID", 32)
+	if r.err != nil {
+		return nil, r.err
+	}
+	switch code[0] {
+	case codeNone:
+		x.Compression = None
+	case codeGzip:
+		x.Compression = Gzip
+	default:
+		return nil, fmt.Errorf("unknown compression %d", code[0])
+	}
+	x.Layer = digest.NewDigestFromEncoded(digest.SHA256, hex.EncodeToString(layer))
+	x.DiffID = digest.NewDigestFromEncoded(digest.SHA256, hex.EncodeToString(diffID))
+	x.CompressedSize = r.uint("compressed size", MaxSize)
+	x.Size = r.uint("size", MaxSize)
+	// A chunk has two digests outside the table, so the input bounds their number.
+	n := int(r.uint("number of chunks", min(MaxChunks, int64(len(r.b)/sha256.Size))))
+	x.headersSize = r.uint("header stream size", min(MaxHeaders, x.Size))
+	x.entries = int(r.uint("number of entries", min(MaxEntries, x.headersSize/blockSize)))
+	r.table(x, n)
+	r.digests(x)
+	r.windows(x)
+	x.headers = r.bytes("header stream")
+	if r.err == nil && len(r.b) > 0 {
+		r.fail("%d bytes follow the header stream", len(r.b))
+	}
+	if x.Compression == None && (x.CompressedSize != x.Size || x.Layer != x.DiffID) {
+		r.fail("an uncompressed layer has two sizes or digests")
+	}
+	return x, r.err
+}
+
+// table unpacks and reads the chunk table.
+func (r *reader) table(x *Index, n int) {
+	size := int(r.uint("chunk table size", int64(maxTable(n))))
+	packed := r.bytes("chunk table")
+	if r.err != nil {
+		return
+	}
+	if size < n*minRow {
+		r.fail("%d chunks do not fit a table of %d bytes", n, size)
+		return
+	}
+	raw, err := unpack(packed, size)
+	if err != nil {
+		r.fail("unpack chunk table: %w", err)
+		return
+	}
+	t := &reader{b: raw}
+	x.Chunks = make([]Chunk, n)
+	if x.Compression == Gzip {
+		x.points = make([]point, n)
+	}
+	t.rows(x)
+	if t.err == nil && len(t.b) > 0 {
+		t.fail("%d bytes follow the last row", len(t.b))
+	}
+	if t.err != nil {
+		r.fail("chunk table: %w", t.err)
+	}
+}
+
+// rows reads the rows and lays out the chunks.
+func (t *reader) rows(x *Index) {
+	var off int64
+	for i := range x.Chunks {
+		c := &x.Chunks[i]
+		c.Offset = off
+		c.Size = t.uint("chunk size", min(MaxChunkSize, x.Size-off))
+		if t.err == nil && c.Size == 0 {
+			t.fail("chunk %d is empty", i)
+		}
+		off += c.Size
+		if x.Compression == None {
+			c.CompressedOffset, c.CompressedSize = c.Offset, c.Size
+			continue
+		}
+		t.point(x, i)
+		if t.err != nil {
+			return
+		}
+	}
+	if t.err == nil && off != x.Size {
+		t.fail("the chunks have %d bytes, the layer %d", off, x.Size)
+	}
+	if t.err == nil && x.Compression == Gzip {
+		t.ranges(x)
+	}
+}
+
+// point reads the checkpoint of chunk i.
+func (t *reader) point(x *Index, i int) {
+	var prev point
+	if i > 0 {
+		prev = x.points[i-1]
+	}
+	p := &x.points[i]
+	if kind := t.take("checkpoint kind", 1); kind != nil {
+		p.Kind = inflate.Kind(kind[0])
+	}
+	p.Bit = prev.Bit + t.uint("checkpoint position", x.CompressedSize*8-prev.Bit)
+	switch {
+	case t.err != nil:
+	case p.Kind > inflate.InBlock:
+		t.fail("checkpoint %d has the unknown kind %d", i, p.Kind)
+	case i == 0 && (p.Kind != inflate.AtMember || p.Bit != 0):
+		t.fail("the first checkpoint is not the start of the blob")
+	case i > 0 && p.Bit <= prev.Bit:
+		t.fail("checkpoint %d does not lie behind the one before", i)
+	case p.Kind == inflate.AtMember && p.Bit&7 != 0:
+		t.fail("checkpoint %d starts a gzip member inside a byte", i)
+	}
+	if p.Kind == inflate.AtMember {
+		return
+	}
+	p.Hist = int(t.uint("window reach", min(inflate.WindowSize, x.Chunks[i].Offset)))
+	p.window = int(t.uint("window size", int64(p.Hist)))
+	if p.Kind != inflate.InBlock {
+		return
+	}
+	p.HeaderBit = p.Bit - t.uint("distance to the block header", p.Bit)
+	if sameBlock(prev, *p) {
+		p.HeaderBits, p.header = prev.HeaderBits, prev.header
+	} else {
+		p.HeaderBits = int(t.uint("block header size", (inflate.MaxBlockHeader-1)*8))
+		p.header = t.take("block header", p.HeaderBytes())
+	}
+	if t.err == nil && p.HeaderBit+int64(p.HeaderBits) > p.Bit {
+		t.fail("checkpoint %d lies inside its block's header", i)
+	}
+}
+
+// ranges derives the blob ranges of the chunks from their checkpoints.
+func (t *reader) ranges(x *Index) {
+	for i := range x.Chunks {
+		c := &x.Chunks[i]
+		end := x.CompressedSize
+		if i+1 < len(x.Chunks) {
+			end = (x.points[i+1].Bit + 7) / 8
+		}
+		c.CompressedOffset = x.points[i].Bit / 8
+		c.CompressedSize = end - c.CompressedOffset
+		if c.CompressedSize <= 0 || c.CompressedSize > MaxChunkCompressed {
+			t.fail("chunk %d takes %d bytes of the blob", i, c.CompressedSize)
+			return
+		}
+	}
+}
+
+func (r *reader) digests(x *Index) {
+	for i := range x.Chunks {
+		c := &x.Chunks[i]
+		if x.Compression == Gzip {
+			copy(c.CompressedDigest[:], r.take("chunk digests", sha256.Size))
+		}
+		copy(c.Digest[:], r.take("chunk digests", sha256.Size))
+		if x.Compression == None {
+			c.CompressedDigest = c.Digest
+		}
+		if r.err != nil {
+			return
+		}
+	}
+}
+
+func (r *reader) windows(x *Index) {
+	if x.Compression != Gzip || r.err != nil {
+		return
+	}
+	groups := (len(x.Chunks) + windowGroup - 1) / windowGroup
+	x.windows = make([][]byte, groups)
+	for i := range x.windows {
+		x.windows[i] = r.bytes("window group")
+	}
+}
+
+// rawDigest returns the bytes of a SHA-256 digest.
+func rawDigest(d digest.Digest) ([]byte, error) {
+	if err := d.Validate(); err != nil {
+		return nil, fmt.Errorf("digest %q: %w", d, err)
+	}
+	if d.Algorithm() != digest.SHA256 {
+		return nil, fmt.Errorf("%w: digest algorithm %s, only sha256 is", ErrUnsupported, d.Algorithm())
+	}
+	return hex.DecodeString(d.Encoded())
+}
+
+func appendBytes(b, p []byte) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(p))), p...)
+}
+
+// unpack inflates a zstd section of known size.
+func unpack(packed []byte, size int) ([]byte, error) {
+	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(uint64(size)+1))
+	if err != nil {
+		return nil, fmt.Errorf("start zstd: %w", err)
+	}
+	defer dec.Close()
+	raw, err := dec.DecodeAll(packed, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) != size {
+		return nil, fmt.Errorf("%d bytes, %d announced", len(raw), size)
+	}
+	return raw, nil
+}
