@@ -66,11 +66,20 @@ func (g cgroups) make(root string) error {
 
 // remove removes the folders. The processes in them must have ended.
 func (g cgroups) remove() error {
-	roots, err := cgroupRoots()
-	for _, root := range roots {
-		err = errors.Join(err, removeCgroup(filepath.Join(root, g.name)))
+	var errs []error
+	for _, dir := range findCgroups(g.name) {
+		errs = append(errs, removeCgroup(dir))
 	}
-	return err
+	return errors.Join(errs...)
+}
+
+// findCgroups finds the folders of that name (a pattern) in every hierarchy,
+// also in those that are not kubelet's: runc joins all of them.
+func findCgroups(name string) []string {
+	// Glob's only error is a malformed pattern.
+	v2, _ := filepath.Glob(filepath.Join(cgroupMount, name))
+	v1, _ := filepath.Glob(filepath.Join(cgroupMount, "*", name))
+	return append(v2, v1...)
 }
 
 // removeCgroup removes a folder and those below it, the deepest first. The
@@ -91,9 +100,7 @@ func removeCgroup(dir string) error {
 // sweepCgroups removes what killed processes left. It is a courtesy: a folder
 // that is in use cannot be removed, and nothing depends on it.
 func sweepCgroups() {
-	left, _ := filepath.Glob(filepath.Join(cgroupMount, cgroupPrefix+"*"))
-	left1, _ := filepath.Glob(filepath.Join(cgroupMount, "*", cgroupPrefix+"*"))
-	for _, dir := range append(left, left1...) {
+	for _, dir := range findCgroups(cgroupPrefix + "*") {
 		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), cgroupPrefix), "-")
 		if _, err := os.Stat(filepath.Join("/proc", pid)); errors.Is(err, fs.ErrNotExist) {
 			_ = removeCgroup(dir)
