@@ -1,0 +1,123 @@
+package lazy
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/errgroup"
+)
+
+// Fill fetches in the background what is missing, until the layer is complete
+// and was checked as a whole, or the context ends. Other trouble makes it try
+// again, but for causes that waiting does not cure. A layer whose whole is
+// wrong is quarantined and ErrMismatch returned.
+func (l *Layer) Fill(ctx context.Context) error {
+	pause := retryMin
+	for !l.cache.Complete() {
+		err := l.fillOnce(ctx)
+		if err == nil {
+			err = l.check(ctx)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, ctx.Err())
+		case isPermanent(err), errors.Is(err, ErrMismatch):
+			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, err)
+		}
+		l.log.Warn("fill layer, trying again", "layer", l.ix.Layer.String(), "error", err)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, ctx.Err())
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, fillRetryMax)
+	}
+	return nil
+}
+
+// fillRetryMax is the longest pause of the background, which nobody waits for.
+const fillRetryMax = 30 * time.Second
+
+// fillOnce goes over the layer once, a few requests at a time.
+func (l *Layer) fillOnce(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(fillRequests)
+	for i := 0; i < len(l.ix.Chunks); {
+		if l.cache.Has(i) {
+			i++
+			continue
+		}
+		if l.gate.wait(ctx, nil) != nil {
+			break
+		}
+		first, last := i, l.fillEnd(i)
+		g.Go(func() error { return await(ctx, l.want(ctx, first, last, background)) })
+		i = last + 1
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return ctx.Err()
+}
+
+// fillEnd is the last chunk of what one background request may fetch from
+// first on.
+func (l *Layer) fillEnd(first int) int {
+	last := first
+	for end := l.ix.Chunks[first].CompressedOffset + fillRun; last+1 < len(l.ix.Chunks); last++ {
+		if c := &l.ix.Chunks[last+1]; c.CompressedOffset+c.CompressedSize > end {
+			break
+		}
+	}
+	return last
+}
+
+// await returns when every chunk has settled, with the first error.
+func await(ctx context.Context, waits []*pending) error {
+	for _, w := range waits {
+		if w == nil {
+			continue
+		}
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if w.err != nil {
+			return w.err
+		}
+	}
+	return nil
+}
+
+// check compares the whole layer with the diffID that the image names, and
+// makes the outcome durable. The bytes are those a reader gets, so this proves
+// what was served, index included: a chunk digest that lied would show here.
+func (l *Layer) check(ctx context.Context) error {
+	h := sha256.New()
+	buf := make([]byte, checkBuffer)
+	for off := int64(0); off < l.ix.Size; {
+		if err := l.gate.wait(ctx, nil); err != nil {
+			return err
+		}
+		n := min(int64(len(buf)), l.ix.Size-off)
+		if _, err := l.cache.ReadAt(buf[:n], off); err != nil {
+			return err
+		}
+		h.Write(buf[:n])
+		off += n
+	}
+	if got := digest.NewDigest(digest.SHA256, h); got != l.ix.DiffID {
+		err := fmt.Errorf("%w: tar stream is %s, the index says %s", ErrMismatch, got, l.ix.DiffID)
+		return errors.Join(err, l.cache.Quarantine())
+	}
+	return l.cache.MarkComplete()
+}
+
+const checkBuffer = 1 << 20

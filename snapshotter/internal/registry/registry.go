@@ -1,0 +1,225 @@
+// Package registry reads images and ranges of their layers from registries, as
+// containerd on the same node would.
+//
+// # Vocabulary
+//
+// A Client knows a node's registry configuration: containerd's hosts.toml files
+// and a docker config file for credentials. A Repository is one image name on
+// one registry, tried at its mirrors first. A Source is one blob of it.
+//
+// # Invariants
+//
+// No byte of a manifest or blob counts before its digest was checked; ranges
+// are checked by the caller, against an index. A credential goes only to the
+// host that it is for: redirects are followed without it, and never from https
+// to http. Every request has a deadline to its response headers, and every
+// body one for each pause in it.
+//
+// # Failure behaviour
+//
+// Every failure is an *Error that names the host, the repository and the layer
+// or tag, what happened, and what to do about it; errors.Is tells the kinds
+// apart. Nothing is remembered that a restart would be needed to forget: a
+// refused token or a failed token server is asked again by the next request, a
+// redirect that stopped working is followed anew, a host that did not answer is
+// tried last for a while, not left out. URLs are not quoted in errors, for a
+// redirect's may carry a signature.
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/core/remotes/docker/config"
+	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/docker/cli/cli/config/configfile"
+)
+
+const (
+	// defaultHeaderTimeout bounds a request up to its response headers, and a
+	// token request before it. A registry that needs longer is down for a
+	// program that waits for a page.
+	defaultHeaderTimeout = 15 * time.Second
+	// defaultStallTimeout bounds each pause of a response body.
+	defaultStallTimeout = 15 * time.Second
+	// penalty is how long a host that did not answer is tried last.
+	penalty = 30 * time.Second
+	// idleConns is how many connections per host are kept: as many requests as
+	// a few layers make at a time.
+	idleConns = 32
+)
+
+// Config says where a node's registry configuration is. The zero value has no
+// mirrors and no credentials.
+type Config struct {
+	// HostsDir is containerd's certs.d folder.
+	HostsDir string
+	// DockerConfig is a docker config.json. It is read whenever credentials are
+	// needed, so that changes count at once. A missing file means none.
+	DockerConfig string
+	// UserAgent is sent with every request.
+	UserAgent string
+	// HeaderTimeout and StallTimeout replace the defaults.
+	HeaderTimeout, StallTimeout time.Duration
+}
+
+// Client reads from registries. It is safe for concurrent use.
+type Client struct {
+	cfg   Config
+	hosts docker.RegistryHosts
+
+	mu    sync.Mutex
+	known map[string][]docker.RegistryHost // by the registry in the image name
+	slow  map[string]time.Time             // hosts to try last, until when
+}
+
+// maxKnown bounds the registries remembered: the names come from images.
+const maxKnown = 256
+
+// New returns a client for a configuration.
+func New(cfg Config) *Client {
+	if cfg.HeaderTimeout == 0 {
+		cfg.HeaderTimeout = defaultHeaderTimeout
+	}
+	if cfg.StallTimeout == 0 {
+		cfg.StallTimeout = defaultStallTimeout
+	}
+	if cfg.UserAgent == "" {
+		cfg.UserAgent = "firstlight"
+	}
+	c := &Client{cfg: cfg, known: map[string][]docker.RegistryHost{}, slow: map[string]time.Time{}}
+	opts := config.HostOptions{
+		Credentials:    c.credentials,
+		UpdateClient:   tune,
+		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(http.Header{"User-Agent": {cfg.UserAgent}})},
+	}
+	if cfg.HostsDir != "" {
+		opts.HostDir = config.HostDirFromRoot(cfg.HostsDir)
+	}
+	// Only for logging in there, which happens when a hosts.toml is damaged.
+	c.hosts = config.ConfigureHosts(context.Background(), opts)
+	return c
+}
+
+func tune(c *http.Client) error {
+	if t, ok := c.Transport.(*http.Transport); ok {
+		t.MaxIdleConns = 0
+		t.MaxIdleConnsPerHost = idleConns
+		t.IdleConnTimeout = 90 * time.Second
+	}
+	return nil
+}
+
+// credentials looks a host up in the docker config.
+func (c *Client) credentials(host string) (user, secret string, err error) {
+	if c.cfg.DockerConfig == "" {
+		return "", "", nil
+	}
+	f, err := os.Open(c.cfg.DockerConfig)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", "", nil
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("open docker config: %w", err)
+	}
+	defer f.Close()
+	file := configfile.New(c.cfg.DockerConfig)
+	if err := file.LoadFromReader(f); err != nil {
+		// The cause may quote the file.
+		return "", "", fmt.Errorf("parse docker config %s: not a valid config.json", c.cfg.DockerConfig)
+	}
+	if host == "registry-1.docker.io" || host == "docker.io" {
+		host = "https://index.docker.io/v1/"
+	}
+	auth, err := file.GetAuthConfig(host)
+	if err != nil {
+		return "", "", fmt.Errorf("look up %s in docker config: %w", host, err)
+	}
+	if auth.IdentityToken != "" {
+		return "", auth.IdentityToken, nil
+	}
+	return auth.Username, auth.Password, nil
+}
+
+// endpoints returns the hosts that serve a registry's images, best first.
+func (c *Client) endpoints(registry string, need docker.HostCapabilities) ([]docker.RegistryHost, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := c.known[registry]
+	if all == nil {
+		var err error
+		if all, err = c.hosts(registry); err != nil {
+			return nil, fmt.Errorf("configure registry %s: %w", registry, err)
+		}
+		if len(c.known) >= maxKnown {
+			clear(c.known)
+			clear(c.slow)
+		}
+		c.known[registry] = all
+	}
+	var fine, slow []docker.RegistryHost
+	now := time.Now()
+	for _, h := range all {
+		switch {
+		case !h.Capabilities.Has(need):
+		case now.Before(c.slow[h.Host]):
+			slow = append(slow, h)
+		default:
+			fine = append(fine, h)
+		}
+	}
+	return append(fine, slow...), nil
+}
+
+// forget drops what is known about a registry, tokens and their failures
+// included: containerd's authorizer keeps a failure as it keeps a token.
+func (c *Client) forget(registry string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.known, registry)
+}
+
+func (c *Client) penalize(host string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slow[host] = time.Now().Add(penalty)
+}
+
+func (c *Client) pardon(host string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.slow, host)
+}
+
+// Repository is one image name. It is safe for concurrent use.
+type Repository struct {
+	client   *Client
+	registry string
+	name     string
+}
+
+// Repository returns the repository of an image reference in full form, as
+// containerd has it: host/name, with or without tag and digest.
+func (c *Client) Repository(ref string) (*Repository, error) {
+	spec, err := reference.Parse(ref)
+	if err != nil {
+		return nil, fmt.Errorf("parse image reference %q: %w", ref, err)
+	}
+	host := spec.Hostname()
+	name := strings.TrimPrefix(strings.TrimPrefix(spec.Locator, host), "/")
+	if name == "" || strings.ContainsAny(name, "?#% ") || slices.Contains(strings.Split(name, "/"), "..") {
+		return nil, fmt.Errorf("parse image reference %q: no valid repository name", ref)
+	}
+	return &Repository{client: c, registry: host, name: name}, nil
+}
+
+// String is the repository's name with its registry.
+func (r *Repository) String() string { return r.registry + "/" + r.name }
