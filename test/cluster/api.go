@@ -23,7 +23,7 @@ func (c *Cluster) apiClient() (*http.Client, error) {
 	}
 	return &http.Client{
 		Timeout:   apiTimeout,
-		Transport: &http.Transport{DialContext: c.ns.dial, TLSClientConfig: tls, ForceAttemptHTTP2: true},
+		Transport: &http.Transport{DialContext: c.ns.Dial, TLSClientConfig: tls, ForceAttemptHTTP2: true},
 	}, nil
 }
 

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 const (
@@ -33,13 +35,13 @@ type Cluster struct {
 	cfg     Config
 	dir     string
 	ownDir  bool // made by Start, so removed by Close
-	ns      *namespaces
+	ns      *sandbox.Namespaces
 	cgroups cgroups
 	pki     *authority
 	admin   Kubeconfig
 
 	mu        sync.Mutex
-	processes []*Process
+	processes []*sandbox.Process
 	relays    map[string]*relay // by address inside
 	keep      bool
 }
@@ -110,7 +112,7 @@ func (c *Cluster) startMachine(ctx context.Context) (err error) {
 	if err := writeFiles(c.dir, c.cfg, c.cgroups, c.pki); err != nil {
 		return err
 	}
-	if c.ns, err = newNamespaces(ctx); err != nil {
+	if c.ns, err = sandbox.New(ctx); err != nil {
 		return err
 	}
 	if err := prepareMachine(ctx, c.ns, c.dir, c.cfg.Node); err != nil {
@@ -187,7 +189,7 @@ func (c *Cluster) poll(ctx context.Context, what string, ready func(context.Cont
 			return nil
 		}
 		if ended := c.firstEnded(); ended != nil {
-			return fmt.Errorf("wait for the %s: %w", what, ended.ended())
+			return fmt.Errorf("wait for the %s: %w", what, ended.Ended())
 		}
 		select {
 		case <-ctx.Done():
@@ -197,12 +199,12 @@ func (c *Cluster) poll(ctx context.Context, what string, ready func(context.Cont
 	}
 }
 
-func (c *Cluster) firstEnded() *Process {
+func (c *Cluster) firstEnded() *sandbox.Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.processes {
 		select {
-		case <-p.done:
+		case <-p.Done():
 			return p
 		default:
 		}
@@ -222,8 +224,8 @@ func (c *Cluster) Close() error {
 		errs = append(errs, r.close())
 	}
 	c.relays = nil
-	if c.ns != nil && c.ns.init != nil {
-		errs = append(errs, c.ns.kill(ctx))
+	if c.ns != nil {
+		errs = append(errs, c.ns.Kill(ctx))
 	}
 	for _, p := range c.processes {
 		errs = append(errs, p.Stop(ctx, os.Kill))
@@ -257,11 +259,11 @@ func (c *Cluster) Node() string { return c.cfg.Node }
 
 // Init is the process id of the init of the namespaces, for programs such as
 // ip(8) that take one to name a network namespace.
-func (c *Cluster) Init() int { return c.ns.pid }
+func (c *Cluster) Init() int { return c.ns.PID() }
 
 // Root is the path by which programs outside see a path inside, also the one
 // of a socket.
-func (c *Cluster) Root(path string) string { return c.ns.root(path) }
+func (c *Cluster) Root(path string) string { return c.ns.Root(path) }
 
 func (c *Cluster) path(name string) string { return filepath.Join(c.dir, name) }
 
@@ -285,7 +287,7 @@ func (c *Cluster) Command(ctx context.Context, argv ...string) *exec.Cmd {
 }
 
 // Run runs cmd inside to its end.
-func (c *Cluster) Run(cmd *exec.Cmd) error { return c.ns.run(cmd) }
+func (c *Cluster) Run(cmd *exec.Cmd) error { return c.ns.Run(cmd) }
 
 // Exec runs a command inside and returns its standard output. The error of a
 // command that did not succeed holds its standard error.
@@ -297,7 +299,7 @@ func (c *Cluster) exec(ctx context.Context, stdin string, argv ...string) (strin
 	cmd := c.Command(ctx, argv...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
-	if err := c.ns.run(cmd); err != nil {
+	if err := c.ns.Run(cmd); err != nil {
 		return stdout.String(), fmt.Errorf("run %s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
@@ -322,8 +324,8 @@ func (c *Cluster) ImportImage(ctx context.Context, archive string) error {
 
 // Spawn starts a long-running command inside; its output goes to
 // <name>.log in Logs. It ends with the cluster at the latest.
-func (c *Cluster) Spawn(name string, cmd *exec.Cmd) (*Process, error) {
-	p, err := spawn(c.ns, c.Logs(), name, cmd)
+func (c *Cluster) Spawn(name string, cmd *exec.Cmd) (*sandbox.Process, error) {
+	p, err := c.ns.Spawn(c.Logs(), name, cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +337,7 @@ func (c *Cluster) Spawn(name string, cmd *exec.Cmd) (*Process, error) {
 
 // Dial connects to a numeric address or a socket's path inside.
 func (c *Cluster) Dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return c.ns.dial(ctx, network, address)
+	return c.ns.Dial(ctx, network, address)
 }
 
 // Forward makes a TCP address inside reachable outside and returns the
@@ -346,7 +348,7 @@ func (c *Cluster) Forward(address string) (string, error) {
 	if r := c.relays[address]; r != nil {
 		return r.address(), nil
 	}
-	r, err := newRelay(func(ctx context.Context) (net.Conn, error) { return c.ns.dial(ctx, "tcp", address) })
+	r, err := newRelay(func(ctx context.Context) (net.Conn, error) { return c.ns.Dial(ctx, "tcp", address) })
 	if err != nil {
 		return "", err
 	}

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 // Addresses inside the namespaces. They are constants because nothing outside
@@ -123,14 +125,11 @@ func (cfg Config) withDefaults() (Config, error) {
 		cfg.Node = "node1"
 	}
 	if cfg.Tools == "" {
-		cfg.Tools = os.Getenv("FIRSTLIGHT_TOOLS")
-	}
-	if cfg.Tools == "" {
-		root, err := repositoryRoot()
+		tools, err := sandbox.Tools()
 		if err != nil {
 			return cfg, err
 		}
-		cfg.Tools = filepath.Join(root, ".cache", "bin")
+		cfg.Tools = tools
 	}
 	tools, err := filepath.Abs(cfg.Tools)
 	if err != nil {
@@ -148,25 +147,6 @@ func checkDir(dir string) error {
 		}
 	}
 	return nil
-}
-
-// repositoryRoot walks up to the go.mod of the project.
-func repositoryRoot() (string, error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find repository: %w", err)
-	}
-	for {
-		data, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && strings.HasPrefix(string(data), "module github.com/firstlight-dev/firstlight\n") {
-			return dir, nil
-		}
-		parent := filepath.Dir(dir)
-		if parent == dir {
-			return "", errors.New("find repository: no go.mod of firstlight above the working folder; set FIRSTLIGHT_TOOLS")
-		}
-		dir = parent
-	}
 }
 
 // cniPlugins finds the folder with the plugins of the pod network.

@@ -1,68 +1,38 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 // prepareMachine turns the fresh namespaces into something that looks like a
 // machine of its own: mounts, host name, network.
-func prepareMachine(ctx context.Context, ns *namespaces, dir, node string) error {
-	// A proc file system shows the PID namespace of the process that mounts
-	// it, and a borrowed thread still lives in ours.
-	mount := exec.CommandContext(ctx, "mount", "-t", "proc", "proc", "/proc")
-	var stderr bytes.Buffer
-	mount.Stderr = &stderr
-	if err := ns.run(mount); err != nil {
-		return fmt.Errorf("mount /proc: %w: %s", err, stderr.String())
+func prepareMachine(ctx context.Context, ns *sandbox.Namespaces, dir, node string) error {
+	if err := ns.CoverMounts(ctx, filepath.Join(dir, "varlib")); err != nil {
+		return err
 	}
-	return ns.enter(func() error {
+	return ns.Enter(func() error {
 		if err := unix.Sethostname([]byte(node)); err != nil {
 			return fmt.Errorf("set host name: %w", err)
 		}
-		if err := prepareMounts(dir); err != nil {
-			return err
+		for _, dir := range []string{"/var/lib/kubelet", "/run/cdi"} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("make folder of the cluster: %w", err)
+			}
 		}
 		if err := coverSysctls(); err != nil {
 			return err
 		}
 		return prepareNetwork()
 	})
-}
-
-// prepareMounts covers the folders that a node writes to. /var/lib is on the
-// disk, because images and volumes land there.
-func prepareMounts(dir string) error {
-	lib := filepath.Join(dir, "varlib")
-	if err := os.MkdirAll(filepath.Join(lib, "kubelet"), 0o755); err != nil {
-		return fmt.Errorf("make /var/lib of the cluster: %w", err)
-	}
-	for _, m := range []struct {
-		source, target, kind string
-		flags                uintptr
-	}{
-		{"tmpfs", "/run", "tmpfs", 0},
-		{"tmpfs", "/var/log", "tmpfs", 0},
-		{lib, "/var/lib", "", unix.MS_BIND},
-		// Bidirectional mount propagation of pods needs a shared root.
-		{"none", "/", "", unix.MS_REC | unix.MS_SHARED},
-	} {
-		if err := unix.Mount(m.source, m.target, m.kind, m.flags, ""); err != nil {
-			return fmt.Errorf("mount %s on %s: %w", m.source, m.target, err)
-		}
-	}
-	if err := os.MkdirAll("/run/cdi", 0o755); err != nil {
-		return fmt.Errorf("make CDI folder: %w", err)
-	}
-	return nil
 }
 
 // coverSysctls shows kubelet the machine-wide settings that it would write

@@ -1,4 +1,15 @@
-package cluster
+// Package sandbox runs programs in namespaces of their own: mounts, network,
+// process ids, host name, IPC. What runs inside cannot collide with the machine
+// or with another sandbox, and nothing inside outlives the process that made it.
+//
+//   - The init of the namespaces does nothing but exist. It is killed by the
+//     kernel when the process that called New ends, however that ends, and the
+//     kernel then kills every process inside.
+//   - To act inside, the calling process borrows an operating system thread,
+//     moves the thread into the namespaces and throws it away afterwards (see
+//     Namespaces.Enter). No helper program and no shell takes part, so a test
+//     binary needs nothing beside itself.
+package sandbox
 
 import (
 	"context"
@@ -14,16 +25,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are kept alive by one process, their init.
-type namespaces struct {
+// Namespaces are kept alive by one process, their init.
+type Namespaces struct {
 	pid  int
-	init *os.Process // nil when attached to another process's cluster
+	init *os.Process // nil when made by Attach
 	done chan struct{}
 }
 
-// newNamespaces starts an init. It is killed when the calling process ends.
-func newNamespaces(ctx context.Context) (*namespaces, error) {
-	ns := &namespaces{done: make(chan struct{})}
+// New starts an init in fresh namespaces. It is killed when the calling process ends.
+func New(ctx context.Context) (*Namespaces, error) {
+	ns := &Namespaces{done: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
 		// The kernel sends the parent death signal when the *thread* that
@@ -53,8 +64,18 @@ func newNamespaces(ctx context.Context) (*namespaces, error) {
 	return ns, <-started
 }
 
-// kill ends every process inside and waits for the end.
-func (ns *namespaces) kill(ctx context.Context) error {
+// Attach returns the namespaces of a running process, usually another
+// process's init. They are not this process's to end: Kill does nothing.
+func Attach(pid int) *Namespaces { return &Namespaces{pid: pid} }
+
+// PID is the process id of the init, as seen outside.
+func (ns *Namespaces) PID() int { return ns.pid }
+
+// Kill ends every process inside and waits for the end.
+func (ns *Namespaces) Kill(ctx context.Context) error {
+	if ns.init == nil {
+		return nil
+	}
 	if err := ns.init.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill namespaces: %w", err)
 	}
@@ -66,11 +87,11 @@ func (ns *namespaces) kill(ctx context.Context) error {
 	}
 }
 
-// enter calls f on a thread that is inside the namespaces. A process started
+// Enter calls f on a thread that is inside the namespaces. A process started
 // by f is born inside; a socket opened by f belongs to the network inside. f
 // must not hand its work to other goroutines. The thread ends with f, because
 // it cannot be brought back.
-func (ns *namespaces) enter(f func() error) error {
+func (ns *Namespaces) Enter(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -84,7 +105,7 @@ func (ns *namespaces) enter(f func() error) error {
 	return <-result
 }
 
-func (ns *namespaces) moveThread() error {
+func (ns *Namespaces) moveThread() error {
 	// A thread that shares its root and working folder with others may not
 	// change its mount namespace.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -102,22 +123,22 @@ func (ns *namespaces) moveThread() error {
 	return nil
 }
 
-// start starts cmd inside.
-func (ns *namespaces) start(cmd *exec.Cmd) error { return ns.enter(cmd.Start) }
+// Start starts cmd inside.
+func (ns *Namespaces) Start(cmd *exec.Cmd) error { return ns.Enter(cmd.Start) }
 
-// run runs cmd inside to its end.
-func (ns *namespaces) run(cmd *exec.Cmd) error {
-	if err := ns.start(cmd); err != nil {
+// Run runs cmd inside to its end.
+func (ns *Namespaces) Run(cmd *exec.Cmd) error {
+	if err := ns.Start(cmd); err != nil {
 		return err
 	}
 	return cmd.Wait()
 }
 
-// dial connects from inside. The address must be numeric or a path: resolving
+// Dial connects from inside. The address must be numeric or a path: resolving
 // a name would leave the thread.
-func (ns *namespaces) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (ns *Namespaces) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var conn net.Conn
-	err := ns.enter(func() (err error) {
+	err := ns.Enter(func() (err error) {
 		var dialer net.Dialer
 		conn, err = dialer.DialContext(ctx, network, address)
 		return err
@@ -128,7 +149,7 @@ func (ns *namespaces) dial(ctx context.Context, network, address string) (net.Co
 	return conn, nil
 }
 
-// root is the path by which a process outside sees a path inside.
-func (ns *namespaces) root(path string) string {
+// Root is the path by which a process outside sees a path inside.
+func (ns *Namespaces) Root(path string) string {
 	return "/proc/" + strconv.Itoa(ns.pid) + "/root" + path
 }

@@ -1,4 +1,4 @@
-package cluster
+package sandbox
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 // the lines before it.
 const logTail = 2 << 10
 
-// Process is a long-running program inside the cluster.
+// Process is a long-running program inside.
 type Process struct {
 	Name string
 	Log  string // the file with its output
@@ -24,9 +24,9 @@ type Process struct {
 	err  error // of Wait; read after done
 }
 
-// spawn starts cmd inside with its output in <log folder>/<name>.log, appended
+// Spawn starts cmd inside with its output in <log folder>/<name>.log, appended
 // to what an earlier process of that name wrote.
-func spawn(ns *namespaces, logs, name string, cmd *exec.Cmd) (*Process, error) {
+func (ns *Namespaces) Spawn(logs, name string, cmd *exec.Cmd) (*Process, error) {
 	p := &Process{Name: name, Log: filepath.Join(logs, name+".log"), cmd: cmd, done: make(chan struct{})}
 	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -38,7 +38,7 @@ func spawn(ns *namespaces, logs, name string, cmd *exec.Cmd) (*Process, error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Setsid = true // a terminal's interrupt is for the caller
-	if err := ns.start(cmd); err != nil {
+	if err := ns.Start(cmd); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() {
@@ -67,9 +67,9 @@ func (p *Process) Stop(ctx context.Context, signal os.Signal) error {
 	}
 }
 
-// ended describes a process that should still be running.
-func (p *Process) ended() error {
-	return fmt.Errorf("%s ended early (%v); the end of %s:\n%s", p.Name, p.err, p.Log, p.Tail())
+// Ended describes the end of a process that should still be running.
+func (p *Process) Ended() error {
+	return fmt.Errorf("%s ended early (%v); the end of %s:\n%s", p.Name, p.err, p.Log, p.Tail()) //nolint:errorlint // err is nil when the program exited with 0
 }
 
 // Tail is the end of the log.
