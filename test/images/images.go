@@ -170,12 +170,12 @@ func open(path string) (v1.Image, error) {
 }
 
 // Push writes img to the registry that ref names; plain HTTP for local ones.
-func Push(ctx context.Context, img v1.Image, ref string) error {
+func Push(ctx context.Context, img v1.Image, ref string, options ...remote.Option) error {
 	tag, err := name.ParseReference(ref, name.Insecure)
 	if err != nil {
 		return fmt.Errorf("parse reference: %w", err)
 	}
-	if err := remote.Write(tag, img, remote.WithContext(ctx)); err != nil {
+	if err := remote.Write(tag, img, append(options, remote.WithContext(ctx))...); err != nil {
 		return fmt.Errorf("push %s: %w", ref, err)
 	}
 	return nil

@@ -1,0 +1,179 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
+)
+
+const (
+	registryIP = "10.77.0.1"
+	// RegistryAddress is where the registry listens, for all of the lab. Being
+	// a private address, clients that know the convention speak HTTP to it.
+	RegistryAddress = registryIP + ":5000"
+
+	// startTimeout bounds the start of one program: seconds on an idle machine,
+	// and still enough on one that is building something else.
+	startTimeout = 2 * time.Minute
+	// closeTimeout bounds the end of a sandbox after it was killed.
+	closeTimeout = 30 * time.Second
+	pollInterval = 20 * time.Millisecond
+)
+
+// Config says what to start.
+type Config struct {
+	Dir   string // state and logs; must not lie under /run, /var/lib or /var/log
+	Tools string // containerd, ctr, the shim, registry; "" means sandbox.Tools
+	Bin   string // the commands of this project
+	Mbits int    // rate of each link and direction, in Mbit/s
+}
+
+// Lab is a running registry with the nodes around it.
+type Lab struct {
+	cfg      Config
+	registry *sandbox.Namespaces
+
+	mu    sync.Mutex
+	nodes []*Node // ever made; names and subnets follow from the position
+}
+
+// Start starts the registry.
+func Start(ctx context.Context, cfg Config) (_ *Lab, err error) {
+	if cfg.Tools == "" {
+		if cfg.Tools, err = sandbox.Tools(); err != nil {
+			return nil, err
+		}
+	}
+	l := &Lab{cfg: cfg}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("%w (logs in %s)", err, cfg.Dir), l.Close())
+		}
+	}()
+	dir := filepath.Join(cfg.Dir, "registry")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make registry folder: %w", err)
+	}
+	if l.registry, err = sandbox.New(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.registry.CoverMounts(ctx, filepath.Join(dir, "varlib")); err != nil {
+		return nil, err
+	}
+	if err := l.registry.Enter(func() error { return addLoopback(registryIP) }); err != nil {
+		return nil, err
+	}
+	return l, l.startRegistry(ctx, dir)
+}
+
+func (l *Lab) startRegistry(ctx context.Context, dir string) error {
+	config := filepath.Join(dir, "config.yml")
+	text := fmt.Sprintf(registryConfig, filepath.Join(dir, "data"), RegistryAddress)
+	if err := os.WriteFile(config, []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write registry configuration: %w", err)
+	}
+	cmd := l.Command(context.WithoutCancel(ctx), "registry", "serve", config)
+	process, err := l.registry.Spawn(dir, "registry", cmd)
+	if err != nil {
+		return err
+	}
+	return wait(ctx, process, func(ctx context.Context) error {
+		conn, err := l.registry.Dial(ctx, "tcp", RegistryAddress)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
+}
+
+// Delete is on so that `firstlight index rm` can be tried.
+const registryConfig = `version: 0.1
+log: {level: warn}
+storage:
+  filesystem: {rootdirectory: %s}
+  delete: {enabled: true}
+http: {addr: "%s"}
+`
+
+// Transport reaches the registry from the calling process, unshaped.
+func (l *Lab) Transport() *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return l.registry.Dial(ctx, "tcp", RegistryAddress)
+		},
+	}
+}
+
+// Command makes a command beside the registry. A program without a path is
+// looked for among the project's commands and the tools first.
+func (l *Lab) Command(ctx context.Context, argv ...string) *exec.Cmd {
+	return l.cfg.command(ctx, argv)
+}
+
+// Run runs a command of Command to its end.
+func (l *Lab) Run(cmd *exec.Cmd) error { return l.registry.Run(cmd) }
+
+// Close ends every process of the lab. The folder is the caller's to remove.
+func (l *Lab) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var errs []error
+	for _, n := range l.nodes {
+		errs = append(errs, n.Close())
+	}
+	if l.registry != nil {
+		errs = append(errs, l.registry.Kill(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (cfg Config) command(ctx context.Context, argv []string) *exec.Cmd {
+	program := argv[0]
+	if !strings.Contains(program, "/") {
+		for _, dir := range []string{cfg.Bin, cfg.Tools} {
+			path := filepath.Join(dir, program)
+			if _, err := os.Stat(path); dir != "" && err == nil {
+				program = path
+				break
+			}
+		}
+	}
+	cmd := exec.CommandContext(ctx, program, argv[1:]...)
+	cmd.Env = append(os.Environ(), "PATH="+cfg.Bin+":"+cfg.Tools+":"+os.Getenv("PATH"))
+	cmd.Dir = cfg.Dir // a borrowed thread stands in the root folder
+	return cmd
+}
+
+// wait calls ready until it succeeds, and gives up when the process that is to
+// become ready has ended.
+func wait(ctx context.Context, p *sandbox.Process, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.Done():
+			return p.Ended()
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w (last answer: %w); the end of %s:\n%s", p.Name, ctx.Err(), err, p.Log, p.Tail())
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	_ "embed"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
+	"github.com/firstlight-dev/firstlight/test/sandbox"
+)
+
+// Paths and addresses on a node.
+const (
+	ContainerdSocket  = "/run/containerd/containerd.sock"
+	SnapshotterSocket = "/run/firstlight/snapshotter.sock"
+	NodeSocket        = "/run/firstlight/node.sock"
+	nodeLink          = "registry"
+)
+
+// Node is a machine of its own, joined to the registry by a shaped link.
+type Node struct {
+	Name string
+	Dir  string // state and logs, the same path inside and outside
+
+	cfg       Config
+	ns        *sandbox.Namespaces
+	processes []*sandbox.Process
+}
+
+// Node makes a node and starts containerd and firstlight-snapshotter on it.
+func (l *Lab) Node(ctx context.Context) (*Node, error) {
+	n, err := l.machine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, start := range []func(context.Context) error{n.startSnapshotter, n.startContainerd} {
+		if err := start(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("%w (logs in %s)", err, n.Dir), n.Close())
+		}
+	}
+	return n, nil
+}
+
+// machine makes a node on which nothing runs yet.
+func (l *Lab) machine(ctx context.Context) (_ *Node, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	number := len(l.nodes) + 1
+	n := &Node{Name: fmt.Sprintf("node%d", number), cfg: l.cfg}
+	n.Dir = filepath.Join(l.cfg.Dir, n.Name)
+	l.nodes = append(l.nodes, n)
+	if err := n.writeConfig(); err != nil {
+		return nil, err
+	}
+	if n.ns, err = sandbox.New(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.ns.CoverMounts(ctx, filepath.Join(n.Dir, "varlib")); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	if err := l.connect(n, number); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// connect lays the link. Each node has a subnet of its own.
+func (l *Lab) connect(n *Node, number int) error {
+	near, far := fmt.Sprintf("10.77.%d.1", number), fmt.Sprintf("10.77.%d.2", number)
+	shape := newShape(l.cfg.Mbits)
+	err := l.registry.Enter(func() error {
+		if err := addVeth(n.Name, nodeLink, n.ns.PID()); err != nil {
+			return err
+		}
+		return configureLink(n.Name, near, shape)
+	})
+	if err != nil {
+		return err
+	}
+	return n.ns.Enter(func() error {
+		if err := addLoopback(""); err != nil {
+			return err
+		}
+		if err := configureLink(nodeLink, far, shape); err != nil {
+			return err
+		}
+		return addRoute(registryIP, near)
+	})
+}
+
+//go:embed containerd.toml
+var containerdConfig string
+
+func (n *Node) containerdConfig() string { return filepath.Join(n.Dir, "containerd.toml") }
+
+// HostsDir is the folder with the registry's hosts.toml.
+func (n *Node) HostsDir() string { return filepath.Join(n.Dir, "certs.d") }
+
+func (n *Node) writeConfig() error {
+	hosts := filepath.Join(n.HostsDir(), RegistryAddress)
+	if err := os.MkdirAll(hosts, 0o755); err != nil {
+		return fmt.Errorf("make node folder: %w", err)
+	}
+	text := fmt.Sprintf("server = \"http://%s\"\n", RegistryAddress)
+	if err := os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write registry hosts: %w", err)
+	}
+	runc, err := exec.LookPath("runc")
+	if err != nil {
+		return fmt.Errorf("find runc (Debian package runc): %w", err)
+	}
+	var config bytes.Buffer
+	tmpl := template.Must(template.New("containerd.toml").Parse(containerdConfig))
+	err = tmpl.Execute(&config, map[string]string{
+		"Runc":        runc,
+		"HostsDir":    n.HostsDir(),
+		"Containerd":  ContainerdSocket,
+		"Snapshotter": SnapshotterSocket,
+	})
+	if err != nil {
+		return fmt.Errorf("make containerd configuration: %w", err)
+	}
+	if err := os.WriteFile(n.containerdConfig(), config.Bytes(), 0o644); err != nil {
+		return fmt.Errorf("write containerd configuration: %w", err)
+	}
+	return nil
+}
+
+func (n *Node) startSnapshotter(ctx context.Context) error {
+	p, err := n.Spawn(ctx, "snapshotter", "firstlight-snapshotter",
+		"--address", SnapshotterSocket, "--node-address", NodeSocket, "--containerd-address", ContainerdSocket,
+		"--root", "/var/lib/firstlight", "--hosts-dir", n.HostsDir(), "--log-level", "debug")
+	if err != nil {
+		return err
+	}
+	client := nodeapi.NewClient(n.ns.Root(NodeSocket))
+	return wait(ctx, p, func(ctx context.Context) error {
+		_, err := client.Status(ctx)
+		return err
+	})
+}
+
+func (n *Node) startContainerd(ctx context.Context) error {
+	p, err := n.Spawn(ctx, "containerd", "containerd", "--config", n.containerdConfig())
+	if err != nil {
+		return err
+	}
+	return wait(ctx, p, func(ctx context.Context) error {
+		_, err := n.Exec(ctx, "ctr", "--connect-timeout", "2s", "version")
+		return err
+	})
+}
+
+// NodeAPI is a client of the snapshotter's node API, for callers outside.
+func (n *Node) NodeAPI() *nodeapi.Client { return nodeapi.NewClient(n.ns.Root(NodeSocket)) }
+
+// Command makes a command on the node. A program without a path is looked for
+// among the project's commands and the tools first.
+func (n *Node) Command(ctx context.Context, argv ...string) *exec.Cmd {
+	return n.cfg.command(ctx, argv)
+}
+
+// Run runs a command of Command to its end.
+func (n *Node) Run(cmd *exec.Cmd) error { return n.ns.Run(cmd) }
+
+// Exec runs a command and returns its standard output. The error of a command
+// that did not succeed holds its standard error.
+func (n *Node) Exec(ctx context.Context, argv ...string) (string, error) {
+	cmd := n.Command(ctx, argv...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := n.Run(cmd); err != nil {
+		return stdout.String(), fmt.Errorf("run %s: %w: %s", strings.Join(argv, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+// Spawn starts a long-running program, with its output in <name>.log in the
+// node's folder. It ends with the node.
+func (n *Node) Spawn(ctx context.Context, name string, argv ...string) (*sandbox.Process, error) {
+	p, err := n.ns.Spawn(n.Dir, name, n.Command(context.WithoutCancel(ctx), argv...))
+	if err != nil {
+		return nil, err
+	}
+	n.processes = append(n.processes, p)
+	return p, nil
+}
+
+// Dial connects to an address of the node from inside it.
+func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return n.ns.Dial(ctx, network, address)
+}
+
+// Root is the path by which programs outside see a path of the node.
+func (n *Node) Root(path string) string { return n.ns.Root(path) }
+
+// Received is how many bytes have come from the registry, all headers
+// included.
+func (n *Node) Received() (bytes int64, err error) {
+	err = n.ns.Enter(func() (err error) {
+		bytes, err = received(nodeLink)
+		return err
+	})
+	return bytes, err
+}
+
+// Close ends every process of the node.
+func (n *Node) Close() error {
+	if n.ns == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	errs := []error{n.ns.Kill(ctx)}
+	for _, p := range n.processes {
+		errs = append(errs, p.Stop(ctx, os.Kill))
+	}
+	n.processes = nil
+	return errors.Join(errs...)
+}
