@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
+)
+
+// TestLazyPull pulls an indexed image through CRI and reads one file of it.
+func TestLazyPull(t *testing.T) {
+	for name, tc := range map[string]struct {
+		seed      uint64
+		isDefault bool   // of the node, instead of a runtime class
+		podSpec   string // one more line of the pod's specification
+	}{
+		"runtime class":       {seed: 1, podSpec: "runtimeClassName: " + runtimeClass},
+		"default snapshotter": {seed: 2, isDefault: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := shared(t)
+			if tc.isDefault {
+				f = withDefaultSnapshotter(t)
+			}
+			image := newDataImage(t, tc.seed)
+			ref := image.push(t, f, "lazy-"+strconv.FormatUint(tc.seed, 10))
+			f.firstlight(t, "index", "create", ref)
+			f.apply(t, readerPod("reader", ref, tc.podSpec, "sha256sum /data/3/2; exec sleep infinity"))
+			f.waitPod(t, "reader", "condition=Ready")
+
+			if got, want := firstLine(t, f, "reader"), image.sums["/data/3/2"]+"  /data/3/2"; got != want {
+				t.Errorf("the pod read %q, want %q", got, want)
+			}
+			checkLazy(t, f, ref, image.size(t))
+			checkImageStats(t, f)
+		})
+	}
+}
+
+// TestPullWithoutIndex checks that an image without an index is an ordinary
+// image.
+func TestPullWithoutIndex(t *testing.T) {
+	f := shared(t)
+	image := newDataImage(t, 3)
+	ref := image.push(t, f, "plain")
+	f.apply(t, readerPod("plain", ref, "runtimeClassName: "+runtimeClass, "sha256sum /data/0/0; exec sleep infinity"))
+	f.waitPod(t, "plain", "condition=Ready")
+	if got, want := firstLine(t, f, "plain"), image.sums["/data/0/0"]+"  /data/0/0"; got != want {
+		t.Errorf("the pod read %q, want %q", got, want)
+	}
+}
+
+// TestWorkerKilledWhileReading kills the process that serves a container's
+// files while the container reads them. The container must not notice.
+func TestWorkerKilledWhileReading(t *testing.T) {
+	const kills = 3
+	f := shared(t)
+	image := newDataImage(t, 4)
+	ref := image.push(t, f, "killed")
+	f.firstlight(t, "index", "create", ref)
+	f.apply(t, readerPod("reader", ref, "runtimeClassName: "+runtimeClass,
+		"for f in /data/*/*; do sha256sum $f || exit 1; done"))
+	f.waitPod(t, "reader", "jsonpath={.status.containerStatuses[0].started}")
+
+	before := nodeStatus(t, f).WorkerRestarts
+	logs, err := f.client.CoreV1().Pods("default").GetLogs("reader", &corev1.PodLogOptions{Follow: true}).Stream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = logs.Close() }()
+	lines, read := 0, bufio.NewScanner(logs)
+	for ; read.Scan(); lines++ {
+		sum, path, ok := strings.Cut(read.Text(), "  ")
+		if !ok || image.sums[path] != sum {
+			t.Errorf("the pod read %q", read.Text())
+		}
+		if lines < kills {
+			killWorker(t, f)
+		}
+	}
+	if err := read.Err(); err != nil {
+		t.Error(err)
+	}
+	if lines != len(image.sums) {
+		t.Errorf("the pod read %d of %d files", lines, len(image.sums))
+	}
+	f.waitPod(t, "reader", "jsonpath={.status.phase}=Succeeded")
+	if after := nodeStatus(t, f).WorkerRestarts; after <= before {
+		t.Errorf("the worker was killed and counts %d restarts, before %d", after, before)
+	}
+}
+
+// withDefaultSnapshotter starts a cluster of its own in which every pod uses
+// the snapshotter.
+func withDefaultSnapshotter(t *testing.T) *fixture {
+	t.Helper()
+	cfg := config()
+	cfg.Snapshotters[0].Default, cfg.Snapshotters[0].Handler = true, ""
+	f, err := start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			f.Keep()
+			t.Log("logs of the cluster:", f.Logs())
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func readerPod(name, image, spec, script string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  %s
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: main
+    image: %s
+    imagePullPolicy: Always
+    command: [sh, -c, %q]
+`, name, spec, image, script)
+}
+
+// firstLine waits for the first line of a pod's log.
+func firstLine(t *testing.T, f *fixture, pod string) string {
+	t.Helper()
+	logs, err := f.client.CoreV1().Pods("default").GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = logs.Close() }()
+	read := bufio.NewScanner(logs)
+	if !read.Scan() {
+		t.Fatalf("the log of %s is empty: %v", pod, read.Err())
+	}
+	return read.Text()
+}
+
+// checkLazy checks that the image was loaded lazily and by how much.
+func checkLazy(t *testing.T, f *fixture, ref string, size int64) {
+	t.Helper()
+	images, err := nodeapi.NewClient(f.Root(nodeSocket)).Images(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, image := range images {
+		if image.Ref != ref {
+			continue
+		}
+		fetched := image.Totals().BytesFetched
+		t.Logf("fetched %d of %d bytes", fetched, size)
+		if fetched == 0 || fetched > size/4 {
+			t.Errorf("fetched %d bytes of an image of %d, want some, and at most a quarter", fetched, size)
+		}
+		return
+	}
+	t.Errorf("the snapshotter does not know %s: %+v", ref, images)
+}
+
+// checkImageStats checks that kubelet finds the file system of the images; it
+// serves no statistics at all otherwise.
+func checkImageStats(t *testing.T, f *fixture) {
+	t.Helper()
+	stats := f.kubectl(t, "get", "--raw", "/api/v1/nodes/"+f.Node()+"/proxy/stats/summary")
+	if !strings.Contains(stats, `"imageFs"`) {
+		t.Errorf("statistics without the image file system: %s", stats)
+	}
+}
+
+func nodeStatus(t *testing.T, f *fixture) nodeapi.Status {
+	t.Helper()
+	status, err := nodeapi.NewClient(f.Root(nodeSocket)).Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+// killWorker kills the child of the snapshotter's keeper.
+func killWorker(t *testing.T, f *fixture) {
+	t.Helper()
+	pattern := fmt.Sprintf("/proc/%d/task/*/children", f.snapshotter.PID())
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		children, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for child := range strings.FieldsSeq(string(children)) {
+			pid, err := strconv.Atoi(child)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Log("the worker was not running when it was to be killed")
+}
+
