@@ -76,7 +76,10 @@ func Start(ctx context.Context, cfg Config) (_ *Cluster, err error) {
 	if err := c.startMachine(ctx); err != nil {
 		return nil, err
 	}
-	return c, c.startKubernetes(ctx)
+	if err := c.startKubernetes(ctx); err != nil {
+		return nil, err
+	}
+	return c, c.writeState()
 }
 
 func (c *Cluster) makeDir() (err error) {

@@ -144,6 +144,17 @@ func TestWaysIn(t *testing.T) {
 		t.Errorf("an identity without a role listed pods: %s", out)
 	}
 
+	attached, err := cluster.Attach(c.Dir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := attached.Exec(ctx, "hostname"); err != nil || strings.TrimSpace(out) != c.Node() {
+		t.Errorf("attached, the host name is %q: %v", out, err)
+	}
+	if err := attached.Close(); err != nil {
+		t.Error(err)
+	}
+
 	scheduled := strings.Replace(pod, "spec:", "spec:\n  schedulerName: other", 1)
 	if err := c.Apply(ctx, scheduled); err != nil {
 		t.Fatal(err)

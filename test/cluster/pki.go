@@ -70,6 +70,22 @@ func newAuthority(dir string) (*authority, error) {
 	return a, a.write("ca", a.pem, keyPEM)
 }
 
+// loadAuthority reads what newAuthority wrote.
+func loadAuthority(dir string) (*authority, error) {
+	a := &authority{dir: dir}
+	pair, err := tls.LoadX509KeyPair(a.path("ca.crt"), a.path("ca.key"))
+	if err != nil {
+		return nil, fmt.Errorf("load authority: %w", err)
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("load authority: key is a %T", pair.PrivateKey)
+	}
+	a.cert, a.key = pair.Leaf, key
+	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Leaf.Raw})
+	return a, nil
+}
+
 // issue signs a certificate and returns it with its key, both PEM.
 func (a *authority) issue(s subject) (cert, key []byte, err error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))

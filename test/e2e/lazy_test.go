@@ -218,4 +218,3 @@ func killWorker(t *testing.T, f *fixture) {
 	}
 	t.Log("the worker was not running when it was to be killed")
 }
-
