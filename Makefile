@@ -59,7 +59,7 @@ test: setup tools build ## every test of every module, all set-up included (root
 lint: $(LINT) ## golangci-lint on every module
 	@set -e; for module in $(MODULES) test/cluster/kubeall; do \
 	  [ -f $$module/go.mod ] || continue; \
-	  echo "lint $$module"; (cd $$module && $(LINT) run --config $(CURDIR)/.golangci.yml ./...); \
+	  echo "lint $$module"; (cd $$module && $(LINT) run --allow-parallel-runners --config $(CURDIR)/.golangci.yml ./...); \
 	done
 
 $(LINT): test/lint/go.mod

@@ -19,7 +19,7 @@
 // A node is cheap, so each run gets a fresh one: its folders are new, hence no
 // content, no snapshot and no page cache of files from a run before. The
 // machine's other caches are left alone. The registry's files are warm for every
-// run alike. Node.Received counts the bytes that really crossed the link.
+// run alike. Link.Received counts the bytes that really crossed the link.
 //
 // # Invariants
 //

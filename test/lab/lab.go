@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/firstlight-dev/firstlight/test/sandbox"
@@ -42,9 +43,10 @@ type Config struct {
 type Lab struct {
 	cfg      Config
 	registry *sandbox.Namespaces
+	links    atomic.Int64 // ever made; names and subnets follow from it
 
 	mu    sync.Mutex
-	nodes []*Node // ever made; names and subnets follow from the position
+	nodes []*Node // ever made
 }
 
 // Start starts the registry.

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 const (
@@ -16,6 +18,50 @@ const (
 	// would; what does not fit is dropped and TCP slows down.
 	queueTime = 50 * time.Millisecond
 )
+
+// nodeLink is the name of a link at the far end.
+const nodeLink = "registry"
+
+// Link joins one sandbox to the registry.
+type Link struct{ far *sandbox.Namespaces }
+
+// Received is how many bytes have come from the registry, all headers
+// included.
+func (l *Link) Received() (bytes int64, err error) {
+	err = l.far.Enter(func() (err error) {
+		bytes, err = received(nodeLink)
+		return err
+	})
+	return bytes, err
+}
+
+// Join lays a link of the lab's rate to a sandbox, which reaches the registry by
+// it and nothing else. Each link has a subnet of its own.
+func (l *Lab) Join(far *sandbox.Namespaces) (*Link, error) {
+	number := l.links.Add(1)
+	name := fmt.Sprintf("link%d", number)
+	near, end := fmt.Sprintf("10.77.%d.1", number), fmt.Sprintf("10.77.%d.2", number)
+	shape := newShape(l.cfg.Mbits)
+	err := l.registry.Enter(func() error {
+		if err := addVeth(name, nodeLink, far.PID()); err != nil {
+			return err
+		}
+		return configureLink(name, near, shape)
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = far.Enter(func() error {
+		if err := configureLink(nodeLink, end, shape); err != nil {
+			return err
+		}
+		return addRoute(registryIP, near)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Link{far: far}, nil
+}
 
 // addLoopback sets loopback up with one more address on it.
 func addLoopback(ip string) error {

@@ -23,11 +23,11 @@ const (
 	ContainerdSocket  = "/run/containerd/containerd.sock"
 	SnapshotterSocket = "/run/firstlight/snapshotter.sock"
 	NodeSocket        = "/run/firstlight/node.sock"
-	nodeLink          = "registry"
 )
 
 // Node is a machine of its own, joined to the registry by a shaped link.
 type Node struct {
+	*Link
 	Name string
 	Dir  string // state and logs, the same path inside and outside
 
@@ -50,7 +50,8 @@ func (l *Lab) Node(ctx context.Context) (*Node, error) {
 	return n, nil
 }
 
-// machine makes a node on which nothing runs yet.
+// machine makes a node on which nothing runs yet. Lab.Close ends it, also when
+// making it stopped half-way.
 func (l *Lab) machine(ctx context.Context) (_ *Node, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -65,36 +66,15 @@ func (l *Lab) machine(ctx context.Context) (_ *Node, err error) {
 		return nil, err
 	}
 	if err := n.ns.CoverMounts(ctx, filepath.Join(n.Dir, "varlib")); err != nil {
-		return nil, errors.Join(err, n.Close())
+		return nil, err
 	}
-	if err := l.connect(n, number); err != nil {
-		return nil, errors.Join(err, n.Close())
+	if err := n.ns.Enter(func() error { return addLoopback("") }); err != nil {
+		return nil, err
+	}
+	if n.Link, err = l.Join(n.ns); err != nil {
+		return nil, err
 	}
 	return n, nil
-}
-
-// connect lays the link. Each node has a subnet of its own.
-func (l *Lab) connect(n *Node, number int) error {
-	near, far := fmt.Sprintf("10.77.%d.1", number), fmt.Sprintf("10.77.%d.2", number)
-	shape := newShape(l.cfg.Mbits)
-	err := l.registry.Enter(func() error {
-		if err := addVeth(n.Name, nodeLink, n.ns.PID()); err != nil {
-			return err
-		}
-		return configureLink(n.Name, near, shape)
-	})
-	if err != nil {
-		return err
-	}
-	return n.ns.Enter(func() error {
-		if err := addLoopback(""); err != nil {
-			return err
-		}
-		if err := configureLink(nodeLink, far, shape); err != nil {
-			return err
-		}
-		return addRoute(registryIP, near)
-	})
 }
 
 //go:embed containerd.toml
@@ -106,13 +86,8 @@ func (n *Node) containerdConfig() string { return filepath.Join(n.Dir, "containe
 func (n *Node) HostsDir() string { return filepath.Join(n.Dir, "certs.d") }
 
 func (n *Node) writeConfig() error {
-	hosts := filepath.Join(n.HostsDir(), RegistryAddress)
-	if err := os.MkdirAll(hosts, 0o755); err != nil {
-		return fmt.Errorf("make node folder: %w", err)
-	}
-	text := fmt.Sprintf("server = \"http://%s\"\n", RegistryAddress)
-	if err := os.WriteFile(filepath.Join(hosts, "hosts.toml"), []byte(text), 0o644); err != nil {
-		return fmt.Errorf("write registry hosts: %w", err)
+	if err := WriteHosts(n.HostsDir()); err != nil {
+		return err
 	}
 	runc, err := exec.LookPath("runc")
 	if err != nil {
@@ -131,6 +106,19 @@ func (n *Node) writeConfig() error {
 	}
 	if err := os.WriteFile(n.containerdConfig(), config.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("write containerd configuration: %w", err)
+	}
+	return nil
+}
+
+// WriteHosts writes into a certs.d folder that the registry speaks plain HTTP.
+func WriteHosts(dir string) error {
+	dir = filepath.Join(dir, RegistryAddress)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make registry hosts folder: %w", err)
+	}
+	text := fmt.Sprintf("server = \"http://%s\"\n", RegistryAddress)
+	if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write registry hosts: %w", err)
 	}
 	return nil
 }
@@ -202,16 +190,6 @@ func (n *Node) Dial(ctx context.Context, network, address string) (net.Conn, err
 
 // Root is the path by which programs outside see a path of the node.
 func (n *Node) Root(path string) string { return n.ns.Root(path) }
-
-// Received is how many bytes have come from the registry, all headers
-// included.
-func (n *Node) Received() (bytes int64, err error) {
-	err = n.ns.Enter(func() (err error) {
-		bytes, err = received(nodeLink)
-		return err
-	})
-	return bytes, err
-}
 
 // Close ends every process of the node.
 func (n *Node) Close() error {
