@@ -139,7 +139,9 @@ func (f *fixture) startSnapshotter(ctx context.Context) error {
 	var err error
 	f.snapshotter, err = f.spawn(ctx, "firstlight-snapshotter",
 		"--root=/var/lib/firstlight", "--address="+snapshotterSocket, "--node-address="+nodeSocket,
-		"--containerd-address="+cluster.ContainerdSocket, "--hosts-dir="+filepath.Join(f.Dir(), "certs.d"))
+		"--containerd-address="+cluster.ContainerdSocket, "--hosts-dir="+filepath.Join(f.Dir(), "certs.d"),
+		// Tests count bytes: nothing is to be fetched that nobody read.
+		"--fill-after=-1s")
 	if err != nil {
 		return err
 	}

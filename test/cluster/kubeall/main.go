@@ -63,7 +63,9 @@ func run(c *cobra.Command) { os.Exit(cli.Run(c)) }
 
 func runKubectl() {
 	// kubectl has to know the verbosity before its flags are parsed.
-	logs.GlogSetter(kubectl.GetLogVerbosity(os.Args))
+	if err := logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)); err != nil {
+		kubectlutil.CheckErr(err)
+	}
 	if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 		kubectlutil.CheckErr(err)
 	}
