@@ -260,9 +260,9 @@ func (c *Cluster) Dir() string { return c.dir }
 // Node is the name of the node.
 func (c *Cluster) Node() string { return c.cfg.Node }
 
-// Init is the process id of the init of the namespaces, for programs such as
-// ip(8) that take one to name a network namespace.
-func (c *Cluster) Init() int { return c.ns.PID() }
+// Namespaces are where the cluster runs, for what Cluster has no method for,
+// such as laying a network link to it.
+func (c *Cluster) Namespaces() *sandbox.Namespaces { return c.ns }
 
 // Root is the path by which programs outside see a path inside, also the one
 // of a socket.

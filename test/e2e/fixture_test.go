@@ -10,25 +10,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/firstlight-dev/firstlight/test/cluster"
-	"github.com/firstlight-dev/firstlight/test/sandbox"
-)
-
-const (
-	snapshotterSocket = "/run/firstlight/snapshotter.sock"
-	nodeSocket        = "/run/firstlight/node.sock"
-	// runtimeClass is the class whose pods start from lazily loaded images.
-	runtimeClass = "firstlight"
-
-	schedulerName  = "firstlight-scheduler"
-	extenderListen = "127.0.0.1:9901"
-	webhookListen  = "127.0.0.1:9443"
+	"github.com/firstlight-dev/firstlight/test/deployment"
 )
 
 // TestMain ends the shared cluster, which outlives every single test.
@@ -41,13 +29,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// fixture is a cluster with our programs at hand.
+// fixture is a cluster with our programs on it.
 type fixture struct {
 	*cluster.Cluster
-	bin         string // folder with our programs
-	snapshotter *sandbox.Process
-	client      kubernetes.Interface
-	rest        *rest.Config
+	*deployment.Deployment
+	bin    string // folder with our programs
+	client kubernetes.Interface
+	rest   *rest.Config
 }
 
 // lazyFixture starts a fixture when the first test wants it.
@@ -55,6 +43,9 @@ type lazyFixture struct {
 	once sync.Once
 	f    *fixture
 	err  error
+
+	sharing    sync.Once
+	sharingErr error
 }
 
 var sharedFixture lazyFixture
@@ -70,9 +61,7 @@ func (l *lazyFixture) close(keep bool) error {
 	return l.f.Close()
 }
 
-// shared returns the package's cluster: registry, snapshotter and the
-// scheduler profile are there; card sharing is started by the tests that need
-// it.
+// shared returns the package's cluster, with a registry and the snapshotter.
 func shared(t *testing.T) *fixture {
 	t.Helper()
 	cfg := config()
@@ -86,20 +75,22 @@ func shared(t *testing.T) *fixture {
 	return sharedFixture.f
 }
 
-func config() cluster.Config {
-	return cluster.Config{
-		Registry: true,
-		Snapshotters: []cluster.Snapshotter{{
-			Name: "firstlight", Address: snapshotterSocket, Root: "/var/lib/firstlight", Handler: runtimeClass,
-		}},
-		SchedulerName: schedulerName,
-		Extenders: []cluster.Extender{{
-			URL: "http://" + extenderListen, Filter: "filter", Bind: "bind",
-			Ignored: []string{
-				"nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority",
-			},
-		}},
+// sharing returns the shared cluster with card sharing: two simulated
+// A100-40GB, the device plugin, the scheduler and its webhook.
+func sharing(t *testing.T) *fixture {
+	t.Helper()
+	f := shared(t)
+	sharedFixture.sharing.Do(func() { sharedFixture.sharingErr = f.StartSharing(context.Background()) })
+	if sharedFixture.sharingErr != nil {
+		t.Fatal(sharedFixture.sharingErr)
 	}
+	return f
+}
+
+func config() cluster.Config {
+	cfg := deployment.ClusterConfig()
+	cfg.Registry = true
+	return cfg
 }
 
 // start starts a cluster and the snapshotter in it.
@@ -113,7 +104,11 @@ func start(cfg cluster.Config) (*fixture, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &fixture{Cluster: c, bin: bin}
+	f := &fixture{Cluster: c, bin: bin, Deployment: deployment.New(c, deployment.Config{
+		Bin: bin,
+		// Tests count bytes: nothing is to be fetched that nobody read.
+		Flags: []string{"--fill-after=-1s"},
+	})}
 	if err := f.prepare(ctx); err != nil {
 		f.Keep()
 		return nil, errors.Join(fmt.Errorf("%w (logs in %s)", err, f.Logs()), f.Close())
@@ -128,51 +123,7 @@ func (f *fixture) prepare(ctx context.Context) (err error) {
 	if f.client, err = kubernetes.NewForConfig(f.rest); err != nil {
 		return fmt.Errorf("make client: %w", err)
 	}
-	if err := f.Apply(ctx, `{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: firstlight}, handler: firstlight}`); err != nil {
-		return err
-	}
-	return f.startSnapshotter(ctx)
-}
-
-// startSnapshotter starts the snapshotter and waits for its node API.
-func (f *fixture) startSnapshotter(ctx context.Context) error {
-	var err error
-	f.snapshotter, err = f.spawn(ctx, "firstlight-snapshotter",
-		"--root=/var/lib/firstlight", "--address="+snapshotterSocket, "--node-address="+nodeSocket,
-		"--containerd-address="+cluster.ContainerdSocket, "--hosts-dir="+filepath.Join(f.Dir(), "certs.d"),
-		// Tests count bytes: nothing is to be fetched that nobody read.
-		"--fill-after=-1s")
-	if err != nil {
-		return err
-	}
-	return f.waitListening(ctx, f.snapshotter, "unix", nodeSocket)
-}
-
-// spawn starts one of our programs inside the cluster.
-func (f *fixture) spawn(ctx context.Context, program string, args ...string) (*sandbox.Process, error) {
-	argv := append([]string{filepath.Join(f.bin, program)}, args...)
-	return f.Spawn(program, f.Command(context.WithoutCancel(ctx), argv...))
-}
-
-// waitListening waits until a program that was just started can be reached.
-func (f *fixture) waitListening(ctx context.Context, p *sandbox.Process, network, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		conn, err := f.Dial(ctx, network, address)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-p.Done():
-			return fmt.Errorf("%s ended; its log:\n%s", p.Name, p.Tail())
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not listen at %s: %w; its log:\n%s", p.Name, address, err, p.Tail())
-		case <-tick.C:
-		}
-	}
+	return f.StartSnapshotter(ctx)
 }
 
 // firstlight runs the command line inside the cluster and returns its output.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
+	"github.com/firstlight-dev/firstlight/test/deployment"
 )
 
 // TestLazyPull pulls an indexed image through CRI and reads one file of it.
@@ -22,7 +23,7 @@ func TestLazyPull(t *testing.T) {
 		isDefault bool   // of the node, instead of a runtime class
 		podSpec   string // one more line of the pod's specification
 	}{
-		"runtime class":       {seed: 1, podSpec: "runtimeClassName: " + runtimeClass},
+		"runtime class":       {seed: 1, podSpec: "runtimeClassName: " + deployment.RuntimeClass},
 		"default snapshotter": {seed: 2, isDefault: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +52,7 @@ func TestPullWithoutIndex(t *testing.T) {
 	f := shared(t)
 	image := newDataImage(t, 3)
 	ref := image.push(t, f, "plain")
-	f.apply(t, readerPod("plain", ref, "runtimeClassName: "+runtimeClass, "sha256sum /data/0/0; exec sleep infinity"))
+	f.apply(t, readerPod("plain", ref, "runtimeClassName: "+deployment.RuntimeClass, "sha256sum /data/0/0; exec sleep infinity"))
 	f.waitPod(t, "plain", "condition=Ready")
 	if got, want := firstLine(t, f, "plain"), image.sums["/data/0/0"]+"  /data/0/0"; got != want {
 		t.Errorf("the pod read %q, want %q", got, want)
@@ -66,7 +67,7 @@ func TestWorkerKilledWhileReading(t *testing.T) {
 	image := newDataImage(t, 4)
 	ref := image.push(t, f, "killed")
 	f.firstlight(t, "index", "create", ref)
-	f.apply(t, readerPod("reader", ref, "runtimeClassName: "+runtimeClass,
+	f.apply(t, readerPod("reader", ref, "runtimeClassName: "+deployment.RuntimeClass,
 		"for f in /data/*/*; do sha256sum $f || exit 1; done"))
 	f.waitPod(t, "reader", "jsonpath={.status.containerStatuses[0].started}")
 
@@ -155,7 +156,7 @@ func firstLine(t *testing.T, f *fixture, pod string) string {
 // checkLazy checks that the image was loaded lazily and by how much.
 func checkLazy(t *testing.T, f *fixture, ref string, size int64) {
 	t.Helper()
-	images, err := nodeapi.NewClient(f.Root(nodeSocket)).Images(t.Context())
+	images, err := nodeapi.NewClient(f.Root(deployment.NodeSocket)).Images(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func checkImageStats(t *testing.T, f *fixture) {
 
 func nodeStatus(t *testing.T, f *fixture) nodeapi.Status {
 	t.Helper()
-	status, err := nodeapi.NewClient(f.Root(nodeSocket)).Status(t.Context())
+	status, err := nodeapi.NewClient(f.Root(deployment.NodeSocket)).Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +196,7 @@ func nodeStatus(t *testing.T, f *fixture) nodeapi.Status {
 // killWorker kills the child of the snapshotter's keeper.
 func killWorker(t *testing.T, f *fixture) {
 	t.Helper()
-	pattern := fmt.Sprintf("/proc/%d/task/*/children", f.snapshotter.PID())
+	pattern := fmt.Sprintf("/proc/%d/task/*/children", f.Snapshotter.PID())
 	files, err := filepath.Glob(pattern)
 	if err != nil {
 		t.Fatal(err)
