@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"math"
 
 	"github.com/klauspost/compress/zstd"
@@ -25,9 +26,9 @@ const (
 // minRow is the size of the smallest row of the chunk table.
 const minRow = 1
 
-// maxTable bounds the chunk table, unpacked: a row is at most five varints of
-// 10 bytes, a kind, and a block header.
-func maxTable(chunks int) int { return chunks * (51 + inflate.MaxBlockHeader) }
+// maxTable bounds the chunk table, unpacked: a row is at most six varints of
+// 10 bytes, a kind, and a block header, but few rows have the latter.
+func maxTable(chunks int) int { return min(chunks*(61+inflate.MaxBlockHeader), MaxEncoded) }
 
 // Encode writes the index. Equal indexes give equal bytes.
 func (x *Index) Encode() ([]byte, error) {
@@ -50,6 +51,9 @@ func (x *Index) Encode() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(v))
 	}
 	table := x.appendTable(nil)
+	if len(table) > maxTable(len(x.Chunks)) {
+		return nil, fmt.Errorf("%w: its chunk table has %d bytes", ErrUnsupported, len(table))
+	}
 	enc, err := newEncoder(nil)
 	if err != nil {
 		return nil, err
@@ -370,11 +374,24 @@ func appendBytes(b, p []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(p))), p...)
 }
 
-// unpack inflates a zstd section of known size.
-func unpack(packed []byte, size int) ([]byte, error) {
-	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(uint64(size)+1))
+// newDecoder returns a zstd decoder for up to size bytes.
+func newDecoder(r io.Reader, size int) (*zstd.Decoder, error) {
+	dec, err := zstd.NewReader(r,
+		zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderLowmem(true),
+		zstd.WithDecoderMaxWindow(packWindow),
+		zstd.WithDecoderMaxMemory(uint64(max(size, packWindow))))
 	if err != nil {
 		return nil, fmt.Errorf("start zstd: %w", err)
+	}
+	return dec, nil
+}
+
+// unpack inflates a zstd section of known size.
+func unpack(packed []byte, size int) ([]byte, error) {
+	dec, err := newDecoder(nil, size)
+	if err != nil {
+		return nil, err
 	}
 	defer dec.Close()
 	raw, err := dec.DecodeAll(packed, nil)

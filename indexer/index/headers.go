@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-
-	"github.com/klauspost/compress/zstd"
 )
 
 // blockSize is the unit of a tar stream.
@@ -65,10 +63,9 @@ func (x *Index) CopyHeaders(w io.WriterAt) error {
 }
 
 func (x *Index) walk(entry func(Entry) error, piece func(int64, []byte) error) error {
-	dec, err := zstd.NewReader(bytes.NewReader(x.headers), zstd.WithDecoderConcurrency(1),
-		zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(headerWindow), zstd.WithDecoderMaxMemory(MaxHeaders))
+	dec, err := newDecoder(bytes.NewReader(x.headers), MaxHeaders)
 	if err != nil {
-		return fmt.Errorf("start zstd: %w", err)
+		return err
 	}
 	defer dec.Close()
 	s := NewStream(dec, func(off int64, p []byte) error {
@@ -137,12 +134,12 @@ func (s *Stream) walk(size int64, limit int, fn func(Entry) error) (n int, err e
 			return n, fmt.Errorf("%w: more than %d entries", fail, limit)
 		}
 		if err := checkSparse(h); err != nil {
-			return n, fmt.Errorf("%w: entry %q: %w", fail, h.Name, err)
+			return n, fmt.Errorf("%w: entry %.200q: %w", fail, h.Name, err)
 		}
 		e := Entry{Header: h, HeaderOffset: end, DataOffset: s.pos}
 		s.body = BodySize(h)
 		if s.body < 0 || s.body > size-s.pos {
-			return n, fmt.Errorf("%w: entry %q at offset %d: %d bytes of content end behind the tar stream", fail, h.Name, s.pos, s.body)
+			return n, fmt.Errorf("%w: entry %.200q at offset %d: %d bytes of content end behind the tar stream", fail, h.Name, s.pos, s.body)
 		}
 		padded := (s.body + blockSize - 1) &^ (blockSize - 1)
 		end = s.pos + padded

@@ -21,8 +21,9 @@
 //
 // # What depends on other layers
 //
-// An implied directory (Node.Implied) takes owner, mode and xattrs of the
-// lower layers' directory at that path, if there is one. In the lowest layer
+// An implied directory (Node.Implied; the root is one too) takes owner, mode and
+// xattrs of the lower layers' directory at that path, if there is one. Its time,
+// and that of a whiteout, is the time of extraction for containerd; here 1970. In the lowest layer
 // of an image, which containerd does not extract as an overlay directory,
 // whiteouts and opaque marks make nothing (Node.Whiteout, Node.Opaque). Both
 // are left to whoever stacks the layers.
@@ -56,11 +57,15 @@ type Node struct {
 	Xattrs     []Xattr
 	Children   []Child // directories, sorted by name
 
-	Parent   int    // row of the directory that first named it
+	Parent   int    // row of the first directory that names it
 	Name     string // its first name there
 	Implied  bool   // a directory the layer does not name: see the package comment
 	Whiteout bool   // made by a ".wh." entry
 	Opaque   bool   // a directory with OpaqueXattr, which Xattrs has too
+	// MadeAsParent says that the directory was implied before the layer named it,
+	// if it ever did. The xattrs of the lower layers' directory then stay, below
+	// its own.
+	MadeAsParent bool
 }
 
 // Child is a directory entry.
@@ -77,7 +82,7 @@ type Xattr struct {
 
 // Build resolves the entries of a layer.
 func Build(x *index.Index) (*Tree, error) {
-	b := newBuilder(x.NumEntries())
+	b := NewBuilder()
 	if err := x.WalkEntries(b.Add); err != nil {
 		return nil, err
 	}
