@@ -45,6 +45,9 @@ func newRootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newNodeCommand())
+	root.AddCommand(newEnvCommand())
+	root.AddCommand(newSpecCommand())
+	root.AddCommand(newClusterCommand())
 	return root
 }
 

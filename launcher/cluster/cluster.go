@@ -107,11 +107,13 @@ type Image struct {
 // Stage is one link of the chain from the request to the running agent.
 type Stage string
 
-// The stages, in order. StageAccept and StageAgent belong to the launcher;
-// adapters report the others, each at most once, and leave out those they do
-// not have.
+// The stages, in order. StageAccept, StageResolve and StageAgent belong to the
+// launcher; adapters report the others, each at most once, and leave out those
+// they do not have. An adapter that cannot see PID 1 start to the millisecond
+// leaves StageCreate open: the launcher closes it by the agent's word.
 const (
 	StageAccept   Stage = "accept"   // request read -> intent stored
+	StageResolve  Stage = "resolve"  // image reference -> digest and configuration
 	StageAdmit    Stage = "admit"    // objects sent -> accepted by the cluster
 	StageQueue    Stage = "queue"    // accepted -> allowed to be scheduled
 	StageSchedule Stage = "schedule" // allowed -> node and devices chosen
@@ -125,8 +127,8 @@ const (
 // Chain returns the stages in order.
 func Chain() []Stage {
 	return []Stage{
-		StageAccept, StageAdmit, StageQueue, StageSchedule, StageSandbox,
-		StageTools, StageImage, StageCreate, StageAgent,
+		StageAccept, StageResolve, StageAdmit, StageQueue, StageSchedule,
+		StageSandbox, StageTools, StageImage, StageCreate, StageAgent,
 	}
 }
 
