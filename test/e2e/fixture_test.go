@@ -22,7 +22,7 @@ import (
 // TestMain ends the shared cluster, which outlives every single test.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if err := sharedFixture.close(code != 0); err != nil {
+	if err := closeShared(code != 0); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
@@ -38,41 +38,58 @@ type fixture struct {
 	rest   *rest.Config
 }
 
-// lazyFixture starts a fixture when the first test wants it.
-type lazyFixture struct {
-	once sync.Once
-	f    *fixture
-	err  error
-
-	sharing    sync.Once
-	sharingErr error
+// once is something that the first test to want it starts.
+type once struct {
+	sync.Once
+	err error
 }
 
-var sharedFixture lazyFixture
+func (o *once) do(t *testing.T, start func() error) {
+	t.Helper()
+	o.Do(func() { o.err = start() })
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+}
 
-func (l *lazyFixture) close(keep bool) error {
-	if l.f == nil {
+// sharedFixture is the package's cluster and what runs on it so far.
+var sharedFixture struct {
+	f                             *fixture
+	cluster, snapshotter, sharing once
+}
+
+func closeShared(keep bool) error {
+	f := sharedFixture.f
+	if f == nil {
 		return nil
 	}
 	if keep {
-		l.f.Keep()
-		fmt.Fprintln(os.Stderr, "logs of the cluster:", l.f.Logs())
+		f.Keep()
+		fmt.Fprintln(os.Stderr, "logs of the cluster:", f.Logs())
 	}
-	return l.f.Close()
+	return f.Close()
 }
 
-// shared returns the package's cluster, with a registry and the snapshotter.
+// shared returns the package's cluster, with a registry.
 func shared(t *testing.T) *fixture {
 	t.Helper()
 	cfg := config()
 	if err := cluster.Probe(cfg); err != nil {
 		t.Skip(err)
 	}
-	sharedFixture.once.Do(func() { sharedFixture.f, sharedFixture.err = start(cfg) })
-	if sharedFixture.err != nil {
-		t.Fatal(sharedFixture.err)
-	}
+	sharedFixture.cluster.do(t, func() (err error) {
+		sharedFixture.f, err = start(cfg)
+		return err
+	})
 	return sharedFixture.f
+}
+
+// lazy returns the shared cluster with the snapshotter.
+func lazy(t *testing.T) *fixture {
+	t.Helper()
+	f := shared(t)
+	sharedFixture.snapshotter.do(t, func() error { return f.StartSnapshotter(context.Background()) })
+	return f
 }
 
 // sharing returns the shared cluster with card sharing: two simulated
@@ -80,10 +97,7 @@ func shared(t *testing.T) *fixture {
 func sharing(t *testing.T) *fixture {
 	t.Helper()
 	f := shared(t)
-	sharedFixture.sharing.Do(func() { sharedFixture.sharingErr = f.StartSharing(context.Background()) })
-	if sharedFixture.sharingErr != nil {
-		t.Fatal(sharedFixture.sharingErr)
-	}
+	sharedFixture.sharing.do(t, func() error { return f.StartSharing(context.Background()) })
 	return f
 }
 
@@ -93,7 +107,7 @@ func config() cluster.Config {
 	return cfg
 }
 
-// start starts a cluster and the snapshotter in it.
+// start starts a cluster on which none of our programs runs yet.
 func start(cfg cluster.Config) (*fixture, error) {
 	ctx := context.Background()
 	bin, err := programs(ctx)
@@ -109,21 +123,20 @@ func start(cfg cluster.Config) (*fixture, error) {
 		// Tests count bytes: nothing is to be fetched that nobody read.
 		Flags: []string{"--fill-after=-1s"},
 	})}
-	if err := f.prepare(ctx); err != nil {
-		f.Keep()
-		return nil, errors.Join(fmt.Errorf("%w (logs in %s)", err, f.Logs()), f.Close())
+	if err := f.connect(); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
 
-func (f *fixture) prepare(ctx context.Context) (err error) {
+func (f *fixture) connect() (err error) {
 	if f.rest, err = clientcmd.BuildConfigFromFlags("", f.Admin().Outside); err != nil {
 		return fmt.Errorf("read kubeconfig: %w", err)
 	}
 	if f.client, err = kubernetes.NewForConfig(f.rest); err != nil {
 		return fmt.Errorf("make client: %w", err)
 	}
-	return f.StartSnapshotter(ctx)
+	return nil
 }
 
 // firstlight runs the command line inside the cluster and returns its output.

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
+	"github.com/firstlight-dev/firstlight/test/cluster"
 	"github.com/firstlight-dev/firstlight/test/deployment"
 )
 
@@ -27,10 +28,11 @@ func TestLazyPull(t *testing.T) {
 		"default snapshotter": {seed: 2, isDefault: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := shared(t)
+			start := lazy
 			if tc.isDefault {
-				f = withDefaultSnapshotter(t)
+				start = withDefaultSnapshotter
 			}
+			f := start(t)
 			image := newDataImage(t, tc.seed)
 			ref := image.push(t, f, "lazy-"+strconv.FormatUint(tc.seed, 10))
 			f.firstlight(t, "index", "create", ref)
@@ -49,7 +51,7 @@ func TestLazyPull(t *testing.T) {
 // TestPullWithoutIndex checks that an image without an index is an ordinary
 // image.
 func TestPullWithoutIndex(t *testing.T) {
-	f := shared(t)
+	f := lazy(t)
 	image := newDataImage(t, 3)
 	ref := image.push(t, f, "plain")
 	f.apply(t, readerPod("plain", ref, "runtimeClassName: "+deployment.RuntimeClass, "sha256sum /data/0/0; exec sleep infinity"))
@@ -63,7 +65,7 @@ func TestPullWithoutIndex(t *testing.T) {
 // files while the container reads them. The container must not notice.
 func TestWorkerKilledWhileReading(t *testing.T) {
 	const kills = 3
-	f := shared(t)
+	f := lazy(t)
 	image := newDataImage(t, 4)
 	ref := image.push(t, f, "killed")
 	f.firstlight(t, "index", "create", ref)
@@ -104,6 +106,9 @@ func TestWorkerKilledWhileReading(t *testing.T) {
 func withDefaultSnapshotter(t *testing.T) *fixture {
 	t.Helper()
 	cfg := config()
+	if err := cluster.Probe(cfg); err != nil {
+		t.Skip(err)
+	}
 	cfg.Snapshotters[0].Default, cfg.Snapshotters[0].Handler = true, ""
 	f, err := start(cfg)
 	if err != nil {
@@ -118,6 +123,9 @@ func withDefaultSnapshotter(t *testing.T) *fixture {
 			t.Error(err)
 		}
 	})
+	if err := f.StartSnapshotter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	return f
 }
 
