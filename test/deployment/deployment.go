@@ -31,11 +31,16 @@ const (
 	SnapshotterSocket = "/run/firstlight/snapshotter.sock"
 	NodeSocket        = "/run/firstlight/node.sock"
 
-	// ExtenderAddress, WebhookAddress and the two metrics addresses are inside.
+	// Namespace holds the launcher's environments.
+	Namespace = "environments"
+
+	// ExtenderAddress, WebhookAddress, LauncherAddress and the two metrics
+	// addresses are inside.
 	ExtenderAddress  = "127.0.0.1:9901"
 	WebhookAddress   = "127.0.0.1:9443"
 	SchedulerMetrics = "127.0.0.1:9395"
 	PluginMetrics    = "127.0.0.1:9394"
+	LauncherAddress  = "127.0.0.1:7070"
 
 	// listenTimeout bounds the wait for a program to listen.
 	listenTimeout = time.Minute
@@ -78,6 +83,9 @@ type Config struct {
 	HostsDir string   // certs.d folder of the snapshotter; default: none
 	Flags    []string // further flags of the snapshotter
 	Cards    string   // inventory file; default: two A100-40GB
+	// PlainHTTP names registries, as host:port, that the launcher speaks to
+	// without TLS.
+	PlainHTTP []string
 }
 
 // Deployment is our programs on one cluster.
@@ -88,6 +96,7 @@ type Deployment struct {
 	Snapshotter  *sandbox.Process
 	Scheduler    *sandbox.Process
 	DevicePlugin *sandbox.Process
+	Launcher     *sandbox.Process
 }
 
 // New returns a deployment of which nothing runs yet.
