@@ -42,9 +42,8 @@ const (
 	PluginMetrics    = "127.0.0.1:9394"
 	LauncherAddress  = "127.0.0.1:7070"
 
-	// listenTimeout bounds the wait for a program to listen.
+	// listenTimeout bounds the wait for kubelet to take the devices.
 	listenTimeout = time.Minute
-	pollInterval  = 50 * time.Millisecond
 )
 
 var (
@@ -195,21 +194,5 @@ func (d *Deployment) spawn(ctx context.Context, program string, args ...string) 
 
 // waitListening waits until a program that was just started can be reached.
 func (d *Deployment) waitListening(ctx context.Context, p *sandbox.Process, network, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
-	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
-		conn, err := d.cluster.Dial(ctx, network, address)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-p.Done():
-			return p.Ended()
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not listen at %s: %w; the end of %s:\n%s", p.Name, address, err, p.Log, p.Tail())
-		case <-tick.C:
-		}
-	}
+	return p.WaitListening(ctx, d.cluster.Namespaces(), network, address)
 }

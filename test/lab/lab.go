@@ -23,12 +23,8 @@ const (
 	// a private address, clients that know the convention speak HTTP to it.
 	RegistryAddress = registryIP + ":5000"
 
-	// startTimeout bounds the start of one program: seconds on an idle machine,
-	// and still enough on one that is building something else.
-	startTimeout = 2 * time.Minute
 	// closeTimeout bounds the end of a sandbox after it was killed.
 	closeTimeout = 30 * time.Second
-	pollInterval = 20 * time.Millisecond
 )
 
 // Config says what to start.
@@ -89,13 +85,7 @@ func (l *Lab) startRegistry(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	return wait(ctx, process, func(ctx context.Context) error {
-		conn, err := l.registry.Dial(ctx, "tcp", RegistryAddress)
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	})
+	return process.WaitListening(ctx, l.registry, "tcp", RegistryAddress)
 }
 
 // Delete is on so that `firstlight index rm` can be tried.
@@ -156,26 +146,4 @@ func (cfg Config) command(ctx context.Context, argv []string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), "PATH="+cfg.Bin+":"+cfg.Tools+":"+os.Getenv("PATH"))
 	cmd.Dir = cfg.Dir // a borrowed thread stands in the root folder
 	return cmd
-}
-
-// wait calls ready until it succeeds, and gives up when the process that is to
-// become ready has ended.
-func wait(ctx context.Context, p *sandbox.Process, ready func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for {
-		err := ready(ctx)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-p.Done():
-			return p.Ended()
-		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w (last answer: %w); the end of %s:\n%s", p.Name, ctx.Err(), err, p.Log, p.Tail())
-		case <-tick.C:
-		}
-	}
 }

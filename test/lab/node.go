@@ -131,7 +131,7 @@ func (n *Node) startSnapshotter(ctx context.Context) error {
 		return err
 	}
 	client := nodeapi.NewClient(n.ns.Root(NodeSocket))
-	return wait(ctx, p, func(ctx context.Context) error {
+	return p.WaitReady(ctx, func(ctx context.Context) error {
 		_, err := client.Status(ctx)
 		return err
 	})
@@ -142,7 +142,7 @@ func (n *Node) startContainerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return wait(ctx, p, func(ctx context.Context) error {
+	return p.WaitReady(ctx, func(ctx context.Context) error {
 		_, err := n.Exec(ctx, "ctr", "--connect-timeout", "2s", "version")
 		return err
 	})
@@ -181,6 +181,15 @@ func (n *Node) Spawn(ctx context.Context, name string, argv ...string) (*sandbox
 	}
 	n.processes = append(n.processes, p)
 	return p, nil
+}
+
+// Serve starts a program like Spawn and waits until it listens.
+func (n *Node) Serve(ctx context.Context, name, network, address string, argv ...string) error {
+	p, err := n.Spawn(ctx, name, argv...)
+	if err != nil {
+		return err
+	}
+	return p.WaitListening(ctx, n.ns, network, address)
 }
 
 // Dial connects to an address of the node from inside it.

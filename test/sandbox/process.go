@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // logTail is how much of a log an error shows: enough for a stack's top and
@@ -70,6 +71,46 @@ func (p *Process) Stop(ctx context.Context, signal os.Signal) error {
 // Ended describes the end of a process that should still be running.
 func (p *Process) Ended() error {
 	return fmt.Errorf("%s ended early (%v); the end of %s:\n%s", p.Name, p.err, p.Log, p.Tail()) //nolint:errorlint // err is nil when the program exited with 0
+}
+
+const (
+	// readyTimeout bounds the start of one program: seconds on an idle machine,
+	// and still enough on one that is building something else.
+	readyTimeout = 2 * time.Minute
+	readyPoll    = 20 * time.Millisecond
+)
+
+// WaitReady calls ready until it succeeds, and gives up when the process has
+// ended, because then ready never will.
+func (p *Process) WaitReady(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	tick := time.NewTicker(readyPoll)
+	defer tick.Stop()
+	for {
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return p.Ended()
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w (last answer: %w); the end of %s:\n%s", p.Name, ctx.Err(), err, p.Log, p.Tail())
+		case <-tick.C:
+		}
+	}
+}
+
+// WaitListening waits until an address of the namespaces accepts connections.
+func (p *Process) WaitListening(ctx context.Context, ns *Namespaces, network, address string) error {
+	return p.WaitReady(ctx, func(ctx context.Context) error {
+		conn, err := ns.Dial(ctx, network, address)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
 }
 
 // Tail is the end of the log.

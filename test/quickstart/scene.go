@@ -1,0 +1,111 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/firstlight-dev/firstlight/test/images"
+	"github.com/firstlight-dev/firstlight/test/lab"
+	"github.com/firstlight-dev/firstlight/test/sandbox"
+)
+
+const imageRef = lab.RegistryAddress + "/scipy:1"
+
+// scene is the registry with the indexed image in it, before any node exists.
+type scene struct {
+	tell *teller
+	opts options
+	root string // of the repository
+	dir  string // throw-away
+	lab  *lab.Lab
+}
+
+// prepare makes the scene: registry, image, index.
+func prepare(ctx context.Context, tell *teller, opts options) (_ *scene, err error) {
+	root, err := sandbox.RepositoryRoot()
+	if err != nil {
+		return nil, err
+	}
+	// Beside the repository's other caches: overlayfs and sparse files are at
+	// home on its disk, while /tmp may be memory.
+	runs := filepath.Join(root, ".cache", "run")
+	if err := os.MkdirAll(runs, 0o755); err != nil {
+		return nil, fmt.Errorf("make run folder: %w", err)
+	}
+	s := &scene{tell: tell, opts: opts, root: root}
+	if s.dir, err = os.MkdirTemp(runs, "quickstart-"); err != nil {
+		return nil, fmt.Errorf("make run folder: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close(err))
+		}
+	}()
+	err = tell.step(fmt.Sprintf("start a registry behind a link of %d Mbit/s", opts.mbits), func() (string, error) {
+		s.lab, err = lab.Start(ctx, lab.Config{Dir: s.dir, Bin: filepath.Join(root, "bin"), Mbits: opts.mbits})
+		return "", err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, errors.Join(s.publish(ctx))
+}
+
+// publish does what a CI job does: make the image, push it, index it.
+func (s *scene) publish(ctx context.Context) error {
+	maker := &images.Maker{Dir: filepath.Join(s.root, ".cache", "images"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	var img v1.Image
+	err := s.tell.step("make an image: Debian, python3, numpy, scipy", func() (note string, err error) {
+		if img, err = maker.Scipy(ctx); err != nil {
+			return "", err
+		}
+		return imageNote(img)
+	})
+	if err != nil {
+		return err
+	}
+	err = s.tell.step("push it", func() (string, error) {
+		return "", images.Push(ctx, img, imageRef, remote.WithTransport(s.lab.Transport()))
+	})
+	if err != nil {
+		return err
+	}
+	return s.tell.step("firstlight index create "+imageRef, func() (string, error) {
+		cmd := s.lab.Command(ctx, "firstlight", "index", "create", imageRef)
+		out, err := runQuietly(cmd, s.lab.Run)
+		return lastLine(out), err
+	})
+}
+
+func imageNote(img v1.Image) (string, error) {
+	manifest, err := img.Manifest()
+	if err != nil {
+		return "", fmt.Errorf("read manifest: %w", err)
+	}
+	var total int64
+	for _, layer := range manifest.Layers {
+		total += layer.Size
+	}
+	return fmt.Sprintf("%d gzip layers, %s", len(manifest.Layers), megabytes(total)), nil
+}
+
+// close ends everything. The folder stays when something failed, for its logs.
+func (s *scene) close(failed error) error {
+	var err error
+	if s.lab != nil {
+		err = s.lab.Close()
+	}
+	if s.opts.keep || (failed != nil && !errors.Is(failed, context.Canceled)) {
+		s.tell.say("logs are in %s", s.dir)
+		return err
+	}
+	return errors.Join(err, os.RemoveAll(s.dir))
+}
