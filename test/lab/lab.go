@@ -52,6 +52,11 @@ func Start(ctx context.Context, cfg Config) (_ *Lab, err error) {
 			return nil, err
 		}
 	}
+	for _, tool := range []string{"registry", "containerd", "containerd-shim-runc-v2", "ctr"} {
+		if _, err := os.Stat(filepath.Join(cfg.Tools, tool)); err != nil {
+			return nil, fmt.Errorf("%s is not in %s: run make tools-containerd", tool, cfg.Tools)
+		}
+	}
 	l := &Lab{cfg: cfg}
 	defer func() {
 		if err != nil {
