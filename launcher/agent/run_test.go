@@ -121,6 +121,7 @@ func TestReaperLeavesChildren(t *testing.T) {
 
 func TestStamps(t *testing.T) {
 	e := start(t, options{command: []string{"sleep", "1000"}})
+	e.until(t, "start of the app", func(s *agentapi.Status) bool { return s.App.Started != 0 })
 	st, sample, err := e.status.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
