@@ -22,6 +22,7 @@ import (
 
 	"github.com/firstlight-dev/firstlight/sharing/deviceplugin"
 	"github.com/firstlight-dev/firstlight/sharing/inventory"
+	"github.com/firstlight-dev/firstlight/sharing/monitor"
 	"github.com/firstlight-dev/firstlight/sharing/wire"
 )
 
@@ -77,11 +78,20 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	pods, err := monitor.WatchPods(client, o.node)
+	if err != nil {
+		return err
+	}
+	containers := &monitor.Containers{Dir: plugin.ContainersDir(), Pods: pods, Log: log, Now: time.Now}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return plugin.Run(ctx) })
+	group.Go(func() error { return pods.Run(ctx) })
+	group.Go(func() error { return containers.Run(ctx) })
 	if o.listen != "" {
 		registry := prometheus.NewRegistry()
-		registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		registry.MustRegister(
+			monitor.NewCollector(o.node, plugin.Cards, source, containers),
+			collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 		group.Go(func() error { return serveMetrics(ctx, o.listen, registry) })
 	}
 	return group.Wait()

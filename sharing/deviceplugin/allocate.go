@@ -129,7 +129,7 @@ func (p *Plugin) outfit(pod *corev1.Pod, c *corev1.Container, devices wire.Conta
 	if !isFile(library) || !isFile(preload) {
 		return answer, nil // nothing enforces the limits here
 	}
-	own := filepath.Join(hook, "containers", string(pod.UID)+"_"+c.Name)
+	own := filepath.Join(p.ContainersDir(), string(pod.UID)+"_"+c.Name)
 	for _, dir := range []string{own, p.cfg.LockDir} {
 		if err := openDir(dir); err != nil {
 			return nil, err
@@ -145,6 +145,10 @@ func (p *Plugin) outfit(pod *corev1.Pod, c *corev1.Container, devices wire.Conta
 	}
 	return answer, nil
 }
+
+// ContainersDir is the folder with one folder per container that HAMi-core
+// limits: "<pod UID>_<container>".
+func (p *Plugin) ContainersDir() string { return filepath.Join(p.cfg.HookPath, "vgpu", "containers") }
 
 func isFile(path string) bool {
 	info, err := os.Stat(path)
