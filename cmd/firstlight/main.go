@@ -44,6 +44,7 @@ func newRootCommand() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(newIndexCommand())
 	root.AddCommand(newNodeCommand())
 	root.AddCommand(newEnvCommand())
 	root.AddCommand(newSpecCommand())

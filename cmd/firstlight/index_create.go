@@ -1,0 +1,151 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/firstlight-dev/firstlight/indexer/batch"
+)
+
+func newIndexCreateCommand() *cobra.Command {
+	var f indexFlags
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "create IMAGE",
+		Short: "index the layers of an image and publish the indexes beside it",
+		Long: `Reads each layer once, makes its index and publishes them as one artifact for each
+image manifest. Layers whose index is there already are not read again. A layer
+that cannot be indexed exactly is reported with the reason; it is pulled in full.`,
+		Example: `  firstlight index create registry.example.com/team/pytorch:2.8
+  firstlight index create --platform linux/amd64 registry.example.com/team/pytorch:2.8
+  firstlight index create oci:./image -o json`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := f.batch(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			p := newIndexProgress(cmd.ErrOrStderr(), b.Images)
+			b.Observer = p
+			images, err := b.Create(cmd.Context(), force)
+			p.stop()
+			if err != nil && !errors.Is(err, batch.ErrNothing) {
+				return err
+			}
+			return errors.Join(f.print(cmd.OutOrStdout(), images, indexRow), err)
+		},
+	}
+	f.register(cmd)
+	f.registerJobs(cmd)
+	cmd.Flags().BoolVar(&force, "force", false, "read all layers again, also those whose index is there")
+	return cmd
+}
+
+func newIndexListCommand() *cobra.Command {
+	var f indexFlags
+	cmd := &cobra.Command{
+		Use:     "ls IMAGE",
+		Short:   "list which layers of an image have an index",
+		Example: "  firstlight index ls registry.example.com/team/pytorch:2.8",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := f.batch(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			images, err := b.List(cmd.Context())
+			if err != nil {
+				return notFound(err)
+			}
+			return f.print(cmd.OutOrStdout(), images, indexRow)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newIndexInspectCommand() *cobra.Command {
+	var f indexFlags
+	cmd := &cobra.Command{
+		Use:     "inspect IMAGE",
+		Short:   "read the indexes of an image and say what is in them",
+		Example: "  firstlight index inspect -o json registry.example.com/team/pytorch:2.8",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := f.batch(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			images, err := b.Inspect(cmd.Context())
+			if err != nil {
+				return notFound(err)
+			}
+			return f.print(cmd.OutOrStdout(), images, indexRow)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newIndexVerifyCommand() *cobra.Command {
+	var f indexFlags
+	cmd := &cobra.Command{
+		Use:   "verify IMAGE",
+		Short: "prove the indexes of an image against its layers",
+		Long: `Reads every layer completely and checks its digest, that every chunk decodes by
+itself to the bytes the index names, the diffID, and that the headers in the index
+and the file contents make exactly the layer's tar. The exit code is 4 if an index
+does not match.`,
+		Example: "  firstlight index verify registry.example.com/team/pytorch:2.8",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := f.batch(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			p := newIndexProgress(cmd.ErrOrStderr(), b.Images)
+			b.Observer = p
+			images, err := b.Verify(cmd.Context())
+			p.stop()
+			if err != nil && !errors.Is(err, batch.ErrVerify) {
+				return notFound(err)
+			}
+			if perr := f.print(cmd.OutOrStdout(), images, verifyRow); perr != nil {
+				return perr
+			}
+			if err != nil {
+				return codeError{err, exitMismatch}
+			}
+			return nil
+		},
+	}
+	f.register(cmd)
+	f.registerJobs(cmd)
+	return cmd
+}
+
+func verifyRow(l batch.Layer) string {
+	if l.Problem == "" && l.Refused == "" {
+		return "ok: " + indexRow(l)
+	}
+	return indexRow(l)
+}
+
+func newIndexRemoveCommand() *cobra.Command {
+	var f indexFlags
+	cmd := &cobra.Command{
+		Use:     "rm IMAGE",
+		Short:   "remove the indexes of an image",
+		Example: "  firstlight index rm registry.example.com/team/pytorch:2.8",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			b, err := f.batch(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			images, err := b.Remove(cmd.Context())
+			if err != nil {
+				return notFound(err)
+			}
+			return f.print(cmd.OutOrStdout(), images, indexRow)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
