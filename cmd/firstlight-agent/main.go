@@ -3,8 +3,7 @@
 //
 //	firstlight-agent run --config FILE -- ENTRYPOINT ARGS...
 //
-// Without a command it serves only. It needs nothing of the image. As
-// "firstlight-agent install DIR" it copies itself to DIR/bin.
+// Without a command it serves only. It needs nothing of the image.
 package main
 
 import (
@@ -30,7 +29,7 @@ const (
 	exitUsage = 2
 )
 
-var errUsage = errors.New("usage: firstlight-agent run [--config FILE] [-- COMMAND ARGS...] | install DIR | sftp-server | version")
+var errUsage = errors.New("usage: firstlight-agent run [--config FILE] [-- COMMAND ARGS...] | sftp-server | version")
 
 func main() {
 	code, err := dispatch(context.Background(), os.Args[1:])
@@ -49,11 +48,6 @@ func dispatch(ctx context.Context, args []string) (int, error) {
 		return run(ctx, args[1:])
 	case agent.SFTPCommand:
 		return failed(agent.ServeSFTP(os.Stdin, os.Stdout))
-	case "install":
-		if len(args) != 2 {
-			return exitUsage, errUsage
-		}
-		return failed(agent.Install(args[1]))
 	case "version":
 		_, err := fmt.Println(version)
 		return failed(err)

@@ -49,7 +49,6 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newEnvCommand())
 	root.AddCommand(newSpecCommand())
 	root.AddCommand(newClusterCommand())
-	root.AddCommand(newToolsCommand())
 	return root
 }
 

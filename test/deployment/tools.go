@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// ToolsImage holds firstlight-agent, as /firstlight-agent, for the launcher to
+// ToolsImage holds firstlight-agent, as /bin/firstlight-agent, for the launcher to
 // bring into environments.
 const ToolsImage = "localhost/firstlight-tools:1"
 
@@ -45,7 +45,7 @@ func (d *Deployment) ImportTools(ctx context.Context) error {
 func toolsImage(agent []byte) (v1.Image, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	header := &tar.Header{Name: "firstlight-agent", Mode: 0o755, Size: int64(len(agent))}
+	header := &tar.Header{Name: "bin/firstlight-agent", Mode: 0o755, Size: int64(len(agent))}
 	if err := w.WriteHeader(header); err != nil {
 		return nil, err
 	}
