@@ -30,6 +30,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
@@ -40,7 +42,9 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/containerd/v2/pkg/reference"
+	"github.com/containerd/log"
 	"github.com/docker/cli/cli/config/configfile"
+	"github.com/sirupsen/logrus"
 )
 
 const (
@@ -67,6 +71,8 @@ type Config struct {
 	DockerConfig string
 	// UserAgent is sent with every request.
 	UserAgent string
+	// Logger is told of damaged hosts.toml files.
+	Logger *slog.Logger
 	// HeaderTimeout and StallTimeout replace the defaults.
 	HeaderTimeout, StallTimeout time.Duration
 }
@@ -104,9 +110,29 @@ func New(cfg Config) *Client {
 	if cfg.HostsDir != "" {
 		opts.HostDir = config.HostDirFromRoot(cfg.HostsDir)
 	}
-	// Only for logging in there, which happens when a hosts.toml is damaged.
-	c.hosts = config.ConfigureHosts(context.Background(), opts)
+	// The context is only for the logger in it.
+	c.hosts = config.ConfigureHosts(log.WithLogger(context.Background(), containerdLog(cfg.Logger)), opts)
 	return c
+}
+
+// containerdLog passes on what containerd's code calls an error; the rest of
+// what it says is about how it is configured.
+func containerdLog(l *slog.Logger) *log.Entry {
+	out := logrus.New()
+	out.SetLevel(logrus.ErrorLevel)
+	out.SetFormatter(&logrus.TextFormatter{DisableTimestamp: true, DisableColors: true})
+	out.SetOutput(io.Discard)
+	if l != nil {
+		out.SetOutput(logWriter{l})
+	}
+	return logrus.NewEntry(out)
+}
+
+type logWriter struct{ l *slog.Logger }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.l.Error("read registry configuration", "message", strings.TrimSpace(string(p)))
+	return len(p), nil
 }
 
 func tune(c *http.Client) error {
@@ -215,7 +241,7 @@ func (c *Client) Repository(ref string) (*Repository, error) {
 	}
 	host := spec.Hostname()
 	name := strings.TrimPrefix(strings.TrimPrefix(spec.Locator, host), "/")
-	if name == "" || strings.ContainsAny(name, "?#% ") || slices.Contains(strings.Split(name, "/"), "..") {
+	if name == "" || strings.ContainsAny(ref, "?#% ") || slices.Contains(strings.Split(name, "/"), "..") {
 		return nil, fmt.Errorf("parse image reference %q: no valid repository name", ref)
 	}
 	return &Repository{client: c, registry: host, name: name}, nil

@@ -42,8 +42,7 @@ type request struct {
 }
 
 // get asks one host after the other and returns the first answer accepted,
-// its body under the stall deadline. direct, if not nil, is asked first and
-// without credentials: where the registry pointed to before.
+// its body under the stall deadline.
 func (r *Repository) get(ctx context.Context, q request) (*http.Response, error) {
 	hosts, err := r.client.endpoints(r.registry, q.need)
 	if err != nil {
@@ -131,11 +130,12 @@ func (r *Repository) authorized(ctx context.Context, h docker.RegistryHost, q re
 		resp, err := r.follow(ctx, h, q)
 		if err != nil {
 			var e *Error
-			if errors.As(err, &e) {
-				return nil, err
+			if !errors.As(err, &e) {
+				kind, cause := classify(ctx, err)
+				return nil, fail(0, kind, cause)
 			}
-			kind, cause := classify(ctx, err)
-			return nil, fail(0, kind, cause)
+			e.Op, e.Repository = q.op, r.name
+			return nil, err
 		}
 		if resp.StatusCode == http.StatusUnauthorized && auth < maxAuth {
 			answers = append(answers, resp)
@@ -208,19 +208,28 @@ func (r *Repository) follow(ctx context.Context, h docker.RegistryHost, q reques
 	resp, err := r.send(ctx, h, u, q.header, true)
 	for hops := 0; err == nil && isRedirect(resp.StatusCode); hops++ {
 		drain(resp)
-		next, lerr := resp.Location()
-		switch {
-		case lerr != nil:
-			return nil, &Error{Op: q.op, Host: h.Host, Repository: r.name, Status: resp.StatusCode, Kind: ErrResponse, Cause: errors.New("redirect to nowhere")}
-		case hops == maxRedirects:
-			return nil, &Error{Op: q.op, Host: h.Host, Repository: r.name, Status: resp.StatusCode, Kind: ErrResponse, Cause: errors.New("too many redirects")}
-		case u.Scheme == "https" && next.Scheme != "https", next.Scheme != "https" && next.Scheme != "http":
-			return nil, &Error{Op: q.op, Host: h.Host, Repository: r.name, Status: resp.StatusCode, Kind: ErrResponse, Cause: fmt.Errorf("redirect from https to %s", next.Scheme)}
+		next, rerr := redirect(resp, hops)
+		if rerr != nil {
+			return nil, &Error{Host: h.Host, Status: resp.StatusCode, Kind: ErrResponse, Cause: rerr}
 		}
-		u = next
-		resp, err = r.send(ctx, h, u, q.header, u.Host == h.Host)
+		resp, err = r.send(ctx, h, next, q.header, next.Host == h.Host)
 	}
 	return resp, err
+}
+
+// redirect is where an answer points to, if going there is allowed.
+func redirect(resp *http.Response, hops int) (*url.URL, error) {
+	next, err := resp.Location()
+	from := resp.Request.URL.Scheme
+	switch {
+	case err != nil:
+		return nil, errors.New("redirect to nowhere")
+	case hops == maxRedirects:
+		return nil, errors.New("too many redirects")
+	case next.Scheme != "https" && (next.Scheme != "http" || from != "http"):
+		return nil, fmt.Errorf("redirect from %s to %.10q", from, next.Scheme)
+	}
+	return next, nil
 }
 
 func isRedirect(status int) bool {
