@@ -20,23 +20,19 @@ import (
 // TestLazyPull pulls an indexed image through CRI and reads one file of it.
 func TestLazyPull(t *testing.T) {
 	for name, tc := range map[string]struct {
-		seed      uint64
-		isDefault bool   // of the node, instead of a runtime class
-		podSpec   string // one more line of the pod's specification
+		seed    uint64
+		start   func(*testing.T) *fixture
+		podSpec string
 	}{
-		"runtime class":       {seed: 1, podSpec: "runtimeClassName: " + deployment.RuntimeClass},
-		"default snapshotter": {seed: 2, isDefault: true},
+		"runtime class":       {1, lazy, lazyPod},
+		"default snapshotter": {2, withDefaultSnapshotter, plainPod},
 	} {
 		t.Run(name, func(t *testing.T) {
-			start := lazy
-			if tc.isDefault {
-				start = withDefaultSnapshotter
-			}
-			f := start(t)
+			f := tc.start(t)
 			image := newDataImage(t, tc.seed)
 			ref := image.push(t, f, "lazy-"+strconv.FormatUint(tc.seed, 10))
 			f.firstlight(t, "index", "create", ref)
-			f.apply(t, readerPod("reader", ref, tc.podSpec, "sha256sum /data/3/2; exec sleep infinity"))
+			f.apply(t, fmt.Sprintf(tc.podSpec, "reader", ref, "sha256sum /data/3/2; exec sleep infinity"))
 			f.waitPod(t, "reader", "condition=Ready")
 
 			if got, want := firstLine(t, f, "reader"), image.sums["/data/3/2"]+"  /data/3/2"; got != want {
@@ -54,7 +50,7 @@ func TestPullWithoutIndex(t *testing.T) {
 	f := lazy(t)
 	image := newDataImage(t, 3)
 	ref := image.push(t, f, "plain")
-	f.apply(t, readerPod("plain", ref, "runtimeClassName: "+deployment.RuntimeClass, "sha256sum /data/0/0; exec sleep infinity"))
+	f.apply(t, fmt.Sprintf(lazyPod, "plain", ref, "sha256sum /data/0/0; exec sleep infinity"))
 	f.waitPod(t, "plain", "condition=Ready")
 	if got, want := firstLine(t, f, "plain"), image.sums["/data/0/0"]+"  /data/0/0"; got != want {
 		t.Errorf("the pod read %q, want %q", got, want)
@@ -69,9 +65,9 @@ func TestWorkerKilledWhileReading(t *testing.T) {
 	image := newDataImage(t, 4)
 	ref := image.push(t, f, "killed")
 	f.firstlight(t, "index", "create", ref)
-	f.apply(t, readerPod("reader", ref, "runtimeClassName: "+deployment.RuntimeClass,
+	f.apply(t, fmt.Sprintf(lazyPod, "reader", ref,
 		"for f in /data/*/*; do sha256sum $f || exit 1; done"))
-	f.waitPod(t, "reader", "jsonpath={.status.containerStatuses[0].started}")
+	f.waitPod(t, "reader", "jsonpath={.status.containerStatuses[0].containerID}")
 
 	before := nodeStatus(t, f).WorkerRestarts
 	logs, err := f.client.CoreV1().Pods("default").GetLogs("reader", &corev1.PodLogOptions{Follow: true}).Stream(t.Context())
@@ -129,13 +125,23 @@ func withDefaultSnapshotter(t *testing.T) *fixture {
 	return f
 }
 
-func readerPod(name, image, spec, script string) string {
-	return fmt.Sprintf(`
+// Pods are made from a name, an image and a shell script. Kubelet tells
+// containerd the runtime class of a pod only when it starts the pod, not when
+// it pulls the image, as long as the feature RuntimeClassInImageCriApi is
+// alpha; the annotation tells it at both times.
+const (
+	lazyPod = `
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, annotations: {io.containerd.cri.runtime-handler: firstlight}}
+spec:
+  runtimeClassName: firstlight` + podRest
+	plainPod = `
 apiVersion: v1
 kind: Pod
 metadata: {name: %s}
-spec:
-  %s
+spec:` + podRest
+	podRest = `
   restartPolicy: Never
   terminationGracePeriodSeconds: 1
   containers:
@@ -143,8 +149,8 @@ spec:
     image: %s
     imagePullPolicy: Always
     command: [sh, -c, %q]
-`, name, spec, image, script)
-}
+`
+)
 
 // firstLine waits for the first line of a pod's log.
 func firstLine(t *testing.T, f *fixture, pod string) string {
