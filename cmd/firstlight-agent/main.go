@@ -3,7 +3,8 @@
 //
 //	firstlight-agent run --config FILE -- ENTRYPOINT ARGS...
 //
-// Without a command it serves only. It needs nothing of the image.
+// Without a command it serves only. It needs nothing of the image. As
+// "firstlight-agent install DIR" it copies itself to DIR/bin.
 package main
 
 import (
@@ -29,7 +30,7 @@ const (
 	exitUsage = 2
 )
 
-var errUsage = errors.New("usage: firstlight-agent run [--config FILE] [-- COMMAND ARGS...] | sftp-server | version")
+var errUsage = errors.New("usage: firstlight-agent run [--config FILE] [-- COMMAND ARGS...] | install DIR | sftp-server | version")
 
 func main() {
 	code, err := dispatch(context.Background(), os.Args[1:])
@@ -48,6 +49,11 @@ func dispatch(ctx context.Context, args []string) (int, error) {
 		return run(ctx, args[1:])
 	case agent.SFTPCommand:
 		return failed(agent.ServeSFTP(os.Stdin, os.Stdout))
+	case "install":
+		if len(args) != 2 {
+			return exitUsage, errUsage
+		}
+		return failed(agent.Install(args[1]))
 	case "version":
 		_, err := fmt.Println(version)
 		return failed(err)

@@ -49,6 +49,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newEnvCommand())
 	root.AddCommand(newSpecCommand())
 	root.AddCommand(newClusterCommand())
+	root.AddCommand(newToolsCommand())
 	return root
 }
 

@@ -25,6 +25,11 @@ const (
 	labelEnv        = "firstlight.dev/environment"
 	labelGeneration = "firstlight.dev/generation"
 	annotationName  = "firstlight.dev/name"
+	// annotationRuntime tells containerd the runtime handler when it pulls the
+	// image, which decides the snapshotter. Kubelets do so themselves only with
+	// the alpha feature RuntimeClassInImageCriApi. Classes are nearly always
+	// named like their handler; where not, containerd ignores it.
+	annotationRuntime = "io.containerd.cri.runtime-handler"
 )
 
 // How the agent gets into the pod.
@@ -95,6 +100,7 @@ func (r *rendering) pod(l *cluster.Launch, ask *backend.Ask) (*corev1.Pod, error
 	}
 	if r.runtime != "" {
 		p.Spec.RuntimeClassName = &r.runtime
+		p.Annotations[annotationRuntime] = r.runtime
 	}
 	r.deliver(p)
 	if err := r.volumes(p, &l.Spec); err != nil {

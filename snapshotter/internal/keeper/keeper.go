@@ -25,8 +25,8 @@
 //
 // # Failure behaviour
 //
-// A worker that dies is started again, at once the first time, with growing
-// pauses when it keeps dying. One that gives up by itself before any worker was
+// A worker that dies is started again at once, with pauses when they keep
+// dying. One that gives up by itself before any worker was
 // ever ready ends the keeper with an error: that is a configuration to mend. If
 // the keeper is killed the worker ends too; the mount is then lost, and the
 // next keeper clears it away.
@@ -46,6 +46,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
 
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/fusefs"
 )
@@ -53,11 +54,10 @@ import (
 const (
 	handshakeTimeout   = 10 * time.Second
 	defaultStopTimeout = 20 * time.Second
-	// A worker that lived for steady is started again at once, others after a
-	// pause.
-	steady   = 10 * time.Second
-	pauseMin = 100 * time.Millisecond
-	pauseMax = 5 * time.Second
+	// Workers that die are replaced at once, up to burst of them; then one in
+	// every pause.
+	burst = 20
+	pause = 5 * time.Second
 )
 
 // Config says what to keep.
@@ -209,9 +209,8 @@ func (k *keeper) listenOn(s Socket) error {
 
 // keep runs workers, one after the other.
 func (k *keeper) keep(ctx context.Context) error {
-	pause := pauseMin
-	for ctx.Err() == nil {
-		began := time.Now()
+	starts := rate.NewLimiter(rate.Every(pause), burst)
+	for starts.Wait(ctx) == nil {
 		state, err := k.work(ctx)
 		if err != nil {
 			return err
@@ -224,15 +223,6 @@ func (k *keeper) keep(ctx context.Context) error {
 		}
 		k.about.Restarts++
 		k.log.Error("worker died, starting another", "how", state.String(), "restarts", k.about.Restarts)
-		if time.Since(began) >= steady {
-			pause = pauseMin
-			continue
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, pauseMax)
 	}
 	return nil
 }
