@@ -37,11 +37,13 @@ type agent struct {
 	sshAddr  net.Addr
 	prober   *prober
 	start    agentapi.Start
+	signals  <-chan os.Signal
 }
 
 // Run is the life of PID 1. It returns the exit code for the process; an error
 // means that the agent could not start.
 func Run(ctx context.Context, o Options) (int, error) {
+	signals := catchSignals()
 	a, err := newAgent(o)
 	if err != nil {
 		return 0, err
@@ -58,6 +60,7 @@ func Run(ctx context.Context, o Options) (int, error) {
 	defer statusListener.Close()
 	a.sshAddr, a.start.Ready = sshListener.Addr(), bootNow()
 	a.log.Info("agent ready", "environment", o.Config.Environment, "ssh", a.sshAddr.String(), "status", statusListener.Addr().String())
+	a.signals = signals
 	return a.run(ctx, o.Command, sshListener, statusListener), nil
 }
 
@@ -95,7 +98,7 @@ func (a *agent) run(ctx context.Context, command []string, sshListener, statusLi
 	defer cancel()
 	var work sync.WaitGroup
 	work.Go(func() { a.children.reap(ctx) })
-	work.Go(func() { a.app.forward(ctx, cancel) })
+	work.Go(func() { a.app.forward(ctx, a.signals, cancel) })
 	work.Go(func() { a.serve("ssh", a.ssh.serve(ctx, sshListener)) })
 	work.Go(func() { a.serve("status", a.serveStatus(ctx, statusListener)) })
 	if len(command) > 0 {

@@ -108,12 +108,18 @@ func signalName(st *os.ProcessState) string {
 	return ""
 }
 
-// forward passes signals on to the app until the context ends. It calls stop
-// when a signal asks for the end and no app is there to answer it.
-func (a *app) forward(ctx context.Context, stop func()) {
+// catchSignals keeps every signal from its default, which would end PID 1. It
+// is done first of all and never undone: a signal that arrives while the agent
+// ends must not change its exit code.
+func catchSignals() <-chan os.Signal {
 	signals := make(chan os.Signal, 32)
 	signal.Notify(signals)
-	defer signal.Stop(signals)
+	return signals
+}
+
+// forward passes signals on to the app until the context ends. It calls stop
+// when a signal asks for the end and no app is there to answer it.
+func (a *app) forward(ctx context.Context, signals <-chan os.Signal, stop func()) {
 	for {
 		select {
 		case <-ctx.Done():

@@ -52,15 +52,17 @@ func TestMain(m *testing.M) {
 
 // environment is one agent that is PID 1 of a new process namespace.
 type environment struct {
-	cmd    *exec.Cmd
-	owner  ssh.Signer
-	host   ssh.PublicKey
-	ssh    string
-	status *agentapi.Client
-	init   int // PID 1 as this machine numbers it
-	stdout *lockedBuffer
-	exited chan struct{}
-	code   int
+	cmd        *exec.Cmd
+	owner      ssh.Signer
+	host       ssh.PublicKey
+	ssh        string
+	status     *agentapi.Client
+	dialStatus agentapi.DialFunc
+	init       int // PID 1 as this machine numbers it
+	stdout     *lockedBuffer
+	log        *lockedBuffer
+	exited     chan struct{}
+	code       int
 }
 
 type options struct {
@@ -96,7 +98,7 @@ func start(t *testing.T, o options) *environment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &environment{exited: make(chan struct{}), stdout: &lockedBuffer{}}
+	e := &environment{exited: make(chan struct{}), stdout: &lockedBuffer{}, log: &lockedBuffer{}}
 	cfg := e.makeConfig(t, o)
 	args := []string{"--pid", "--mount", "--fork", "--kill-child", "--mount-proc"}
 	if o.root != "" {
@@ -124,6 +126,9 @@ func start(t *testing.T, o options) *environment {
 	t.Cleanup(func() {
 		_ = e.cmd.Process.Kill() // --kill-child ends the namespace
 		<-e.exited
+		if t.Failed() {
+			t.Logf("the agent's log:\n%s", e.log)
+		}
 	})
 	select {
 	case line := <-ready:
@@ -175,6 +180,7 @@ func (e *environment) follow(stderr io.Reader, ready chan<- map[string]any) {
 		if json.Unmarshal(lines.Bytes(), &line) == nil && line["msg"] == "agent ready" {
 			ready <- line
 		}
+		_, _ = fmt.Fprintf(e.log, "%s\n", lines.Bytes())
 	}
 	var exit *exec.ExitError
 	if err := e.cmd.Wait(); errors.As(err, &exit) {
@@ -187,10 +193,11 @@ func (e *environment) connectTo(t *testing.T, line map[string]any) {
 	t.Helper()
 	e.ssh, _ = line["ssh"].(string)
 	addr, _ := line["status"].(string)
-	e.status = agentapi.NewClient(func(ctx context.Context) (net.Conn, error) {
+	e.dialStatus = func(ctx context.Context) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "tcp", addr)
-	}, "canary-token")
+	}
+	e.status = agentapi.NewClient(e.dialStatus, "canary-token")
 	t.Cleanup(e.status.Close)
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", e.cmd.Process.Pid, e.cmd.Process.Pid))
 	if err != nil {

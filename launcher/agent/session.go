@@ -35,9 +35,11 @@ type session struct {
 	term string
 	size *pty.Winsize // nil without a terminal
 
-	proc *process      // nil before the start
-	ptmx *os.File      // nil without a terminal
-	done chan struct{} // closed when the session has reported its end
+	proc *process // nil before the start
+	ptmx *os.File // nil without a terminal
+
+	answered chan struct{} // closed when the request to start was answered
+	early    func()        // set by a start that ended at once; runs after the answer
 }
 
 // Payloads of session requests (RFC 4254 section 6).
@@ -66,7 +68,7 @@ func (s *sshServer) serveSession(ctx context.Context, sc *ssh.ServerConn, nc ssh
 	}
 	s.sessions.Add(1)
 	defer s.sessions.Add(-1)
-	ses := &session{server: s, channel: channel, client: sc.RemoteAddr(), local: sc.LocalAddr(), done: make(chan struct{})}
+	ses := &session{server: s, channel: channel, client: sc.RemoteAddr(), local: sc.LocalAddr(), answered: make(chan struct{})}
 	defer channel.Close()
 	ses.serve(ctx, requests)
 }
@@ -82,6 +84,7 @@ func (s *session) serve(ctx context.Context, requests <-chan *ssh.Request) {
 		if r.WantReply {
 			_ = r.Reply(ok, nil)
 		}
+		s.answer()
 	}
 	if s.proc == nil {
 		return
@@ -103,7 +106,7 @@ func (s *session) request(r *ssh.Request) bool {
 	case "signal":
 		return s.signal(r.Payload)
 	case "shell", "exec", "subsystem":
-		if s.proc != nil || s.started() {
+		if s.proc != nil || s.early != nil || s.isAnswered() {
 			return false
 		}
 		return s.run(r.Type, r.Payload)
@@ -111,11 +114,20 @@ func (s *session) request(r *ssh.Request) bool {
 	return false
 }
 
-// started reports whether the session already ended without a process, which
-// happens when nothing could be started.
-func (s *session) started() bool {
+// answer notes that a request to start was answered: not before may the
+// channel say that what it started has ended.
+func (s *session) answer() {
+	if (s.proc != nil || s.early != nil) && !s.isAnswered() {
+		close(s.answered)
+		if s.early != nil {
+			s.early()
+		}
+	}
+}
+
+func (s *session) isAnswered() bool {
 	select {
-	case <-s.done:
+	case <-s.answered:
 		return true
 	default:
 		return false
@@ -172,7 +184,7 @@ func (s *session) run(kind string, payload []byte) bool {
 	if kind == "subsystem" {
 		switch p.Text {
 		case agentapi.PingSubsystem:
-			s.finish(0)
+			s.early = func() { s.finish(0) }
 			return true
 		case "sftp":
 		default:
@@ -185,7 +197,7 @@ func (s *session) run(kind string, payload []byte) bool {
 	}
 	if err != nil {
 		_, _ = fmt.Fprintf(s.channel.Stderr(), "firstlight: %v\r\n", err)
-		s.finish(exitNotFound)
+		s.early = func() { s.finish(exitNotFound) }
 	}
 	return true
 }
@@ -300,6 +312,7 @@ func (s *session) startPipes(cmd *exec.Cmd) error {
 
 // end reports how the process ended and closes the channel.
 func (s *session) end(st *os.ProcessState) {
+	<-s.answered
 	if ws, ok := st.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		name := unix.SignalName(ws.Signal())
 		if len(name) > len("SIG") {
@@ -319,5 +332,4 @@ func (s *session) finish(code uint32) {
 func (s *session) close() {
 	_ = s.channel.CloseWrite()
 	_ = s.channel.Close()
-	close(s.done)
 }

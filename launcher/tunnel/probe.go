@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -142,15 +143,21 @@ func probeEnv(ctx context.Context, c *Client, want map[string]string) error {
 	return compareEnv(parseEnviron(init), parseEnviron(session), want)
 }
 
-// compareEnv names variables, never their values: those may be secret.
+// compareEnv names variables, never their values: those may be secret. A
+// start-up file of the image may add to PATH, but nothing of it may be lost.
 func compareEnv(init, session, want map[string]string) error {
 	for name, value := range want {
 		if got, ok := session[name]; !ok || got != value {
 			return fmt.Errorf("%w: %s is not what was granted", ErrEnvironment, name)
 		}
 	}
+	for _, dir := range filepath.SplitList(init["PATH"]) {
+		if !slices.Contains(filepath.SplitList(session["PATH"]), dir) {
+			return fmt.Errorf("%w: PATH lacks %s", ErrEnvironment, dir)
+		}
+	}
 	for name, value := range init {
-		limit := name == "PATH" || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, "NVIDIA_") || name == "LD_PRELOAD"
+		limit := strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, "NVIDIA_") || name == "LD_PRELOAD"
 		if got, ok := session[name]; limit && (!ok || got != value) {
 			return fmt.Errorf("%w: %s", ErrEnvironment, name)
 		}
