@@ -46,18 +46,18 @@ const fillRetryMax = 30 * time.Second
 
 // fillOnce goes over the layer once, a few requests at a time.
 func (l *Layer) fillOnce(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillRequests)
 	for i := 0; i < len(l.ix.Chunks); {
 		if l.cache.Has(i) {
 			i++
 			continue
 		}
-		if l.gate.wait(ctx, nil) != nil {
+		if l.gate.wait(gctx, nil) != nil {
 			break
 		}
 		first, last := i, l.fillEnd(i)
-		g.Go(func() error { return await(ctx, l.want(ctx, first, last, background)) })
+		g.Go(func() error { return await(gctx, l.want(gctx, first, last, background)) })
 		i = last + 1
 	}
 	if err := g.Wait(); err != nil {

@@ -1,0 +1,421 @@
+package lazy
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"github.com/firstlight-dev/firstlight/indexer/index"
+	"github.com/firstlight-dev/firstlight/indexer/scan"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry/registrytest"
+)
+
+// blob makes a layer of files, gzip or plain, and its tar stream.
+func blob(t *testing.T, size int, compress bool) (layer, stream []byte) {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(uint64(size), 3))
+	var plain bytes.Buffer
+	tw := tar.NewWriter(&plain)
+	for i := 0; plain.Len() < size; i++ {
+		b := make([]byte, 1+rnd.IntN(300_000))
+		for j := range b {
+			b[j] = byte(rnd.IntN(30)) // so that it compresses, somewhat
+		}
+		if err := tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("f%d", i), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(b))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !compress {
+		return plain.Bytes(), plain.Bytes()
+	}
+	var out bytes.Buffer
+	zw := gzip.NewWriter(&out)
+	if _, err := zw.Write(plain.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if err := zw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes(), plain.Bytes()
+}
+
+type fixture struct {
+	srv    *registrytest.Server
+	ix     *index.Index
+	stream []byte
+	cache  *cache.Cache
+	layer  *Layer
+}
+
+// newFixture is a layer on a registry, none of it here.
+func newFixture(t *testing.T, size int, compress bool, opts ...Option) *fixture {
+	t.Helper()
+	b, stream := blob(t, size, compress)
+	f := &fixture{srv: registrytest.New(t), stream: stream}
+	desc := f.srv.AddBlob(b)
+	var err error
+	if f.ix, err = scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(b), Size: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if f.cache, err = cache.Open(t.TempDir()); err != nil {
+		t.Fatal(err)
+	}
+	c := registry.New(registry.Config{HeaderTimeout: 300 * time.Millisecond, StallTimeout: 300 * time.Millisecond})
+	r, err := c.Repository(f.srv.Host() + "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl, err := f.cache.Layer(f.ix.Layer, f.ix.Size, f.ix.Chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.layer = Open(f.ix, cl, r.Source(desc), opts...)
+	t.Cleanup(func() {
+		if err := errors.Join(f.layer.Close(), cl.Close(), f.cache.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+func (f *fixture) read(ctx context.Context, off, n int64) error {
+	p := make([]byte, n)
+	got, err := f.layer.ReadAtContext(ctx, p, off)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	want := f.stream[off:min(off+n, int64(len(f.stream)))]
+	if !bytes.Equal(p[:got], want) {
+		return fmt.Errorf("%d bytes at %d: wrong content (%d read)", n, off, got)
+	}
+	return nil
+}
+
+func TestRandomReads(t *testing.T) {
+	for _, compress := range []bool{true, false} {
+		t.Run(fmt.Sprintf("gzip=%v", compress), func(t *testing.T) {
+			f := newFixture(t, 12<<20, compress)
+			var wg sync.WaitGroup
+			for g := range 8 {
+				wg.Go(func() {
+					rnd := rand.New(rand.NewPCG(uint64(g), 1))
+					for range 40 {
+						off := rnd.Int64N(f.ix.Size)
+						if err := f.read(t.Context(), off, 1+rnd.Int64N(1<<20)); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			st := f.layer.Stats()
+			if st.BytesFetched > f.ix.CompressedSize+int64(st.Requests) || st.OnDemandReads == 0 || st.Failures != 0 {
+				t.Errorf("a chunk was fetched twice, or nothing counted: %+v of %d bytes", st, f.ix.CompressedSize)
+			}
+		})
+	}
+}
+
+func TestEdges(t *testing.T) {
+	f := newFixture(t, 1<<20, true)
+	size := f.ix.Size
+	if n, err := f.layer.ReadAtContext(t.Context(), make([]byte, 10), size); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %d, %v", n, err)
+	}
+	if n, err := f.layer.ReadAtContext(t.Context(), make([]byte, 10), size-3); n != 3 || !errors.Is(err, io.EOF) {
+		t.Errorf("across the end: %d, %v", n, err)
+	}
+	if n, err := f.layer.ReadAtContext(t.Context(), nil, 5); n != 0 || err != nil {
+		t.Errorf("of nothing: %d, %v", n, err)
+	}
+	if _, err := f.layer.ReadAtContext(t.Context(), make([]byte, 1), -1); err == nil {
+		t.Error("before the start: no error")
+	}
+}
+
+// TestSingleFlight: many readers of one cold chunk make one request.
+func TestSingleFlight(t *testing.T) {
+	f := newFixture(t, 2<<20, true)
+	release := make(chan struct{})
+	f.srv.SetFault(func(http.ResponseWriter, *http.Request) bool { <-release; return false })
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if err := f.read(t.Context(), 1000, 5000); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for f.layer.Stats().OnDemandReads < 20 {
+		time.Sleep(time.Millisecond)
+	}
+	close(release)
+	wg.Wait()
+	if n := len(f.srv.Requests()); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}
+
+// TestCoalescing: one long read makes few requests, and a sequential reader is
+// run ahead of.
+func TestCoalescing(t *testing.T) {
+	f := newFixture(t, 24<<20, true)
+	if err := f.read(t.Context(), 0, 6<<20); err != nil {
+		t.Fatal(err)
+	}
+	if n := f.layer.Stats().Requests; n > 2 {
+		t.Errorf("%d requests for one read of 6 MiB", n)
+	}
+	for off := int64(6 << 20); off < f.ix.Size; off += 128 << 10 {
+		if err := f.read(t.Context(), off, 128<<10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.layer.Close(); err != nil { // read-ahead may be under way
+		t.Fatal(err)
+	}
+	if st := f.layer.Stats(); st.Requests > int64(st.Chunks)/3 || st.ChunksPresent != st.Chunks {
+		t.Errorf("a sequential reader made %d requests for %d chunks (%d present)", st.Requests, st.Chunks, st.ChunksPresent)
+	}
+}
+
+func TestFill(t *testing.T) {
+	for _, compress := range []bool{true, false} {
+		f := newFixture(t, 10<<20, compress)
+		if err := f.read(t.Context(), 3<<20, 100); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.layer.Fill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		st := f.layer.Stats()
+		if !f.layer.cache.Complete() || st.ChunksPresent != st.Chunks {
+			t.Errorf("filled layer is not complete: %+v", st)
+		}
+		if st.Requests > 10 {
+			t.Errorf("%d requests to fill %d bytes", st.Requests, f.ix.CompressedSize)
+		}
+		f.srv.Close()
+		if err := f.read(t.Context(), 0, f.ix.Size); err != nil {
+			t.Errorf("complete layer without registry: %v", err)
+		}
+	}
+}
+
+// TestFaults: while the registry misbehaves a read fails within its deadline,
+// or waits the trouble out; nothing wrong is ever served; and it heals.
+func TestFaults(t *testing.T) {
+	faults := map[string]registrytest.Fault{
+		"no ranges":  func(_ http.ResponseWriter, r *http.Request) bool { r.Header.Del("Range"); return false },
+		"no login":   registrytest.Status(401),
+		"not found":  registrytest.Status(404),
+		"throttled":  registrytest.Status(429),
+		"broken":     registrytest.Status(503),
+		"black hole": registrytest.BlackHole,
+		"wrong bytes": func(w http.ResponseWriter, r *http.Request) bool {
+			var from, to int64
+			_, _ = fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to)
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/*", from, to))
+			w.WriteHeader(http.StatusPartialContent)
+			_, _ = w.Write(make([]byte, to-from+1))
+			return true
+		},
+		"truncated": func(w http.ResponseWriter, r *http.Request) bool {
+			var from, to int64
+			_, _ = fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to)
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/*", from, to))
+			w.Header().Set("Content-Length", fmt.Sprint(to-from+1))
+			w.WriteHeader(http.StatusPartialContent)
+			_, _ = w.Write(make([]byte, (to-from)/2))
+			panic(http.ErrAbortHandler)
+		},
+	}
+	for name, fault := range faults {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, 3<<20, true, WithReadTimeout(700*time.Millisecond))
+			f.srv.SetFault(fault)
+			if err := f.read(t.Context(), 1<<20, 1000); err == nil {
+				t.Fatal("read worked")
+			}
+			if name == "no ranges" {
+				if err := f.read(t.Context(), 1<<20, 1000); !errors.Is(err, registry.ErrNoRanges) {
+					t.Errorf("error is %v", err)
+				}
+			}
+			if n := f.layer.cache.Present(); n != 0 {
+				t.Errorf("%d chunks kept", n)
+			}
+			f.srv.SetFault(nil)
+			if err := f.read(t.Context(), 1<<20, 1000); err != nil {
+				t.Errorf("after the fault: %v", err)
+			}
+		})
+	}
+}
+
+// TestWaitsTroubleOut: a registry that comes back within the deadline costs
+// time, not an error.
+func TestWaitsTroubleOut(t *testing.T) {
+	f := newFixture(t, 1<<20, true)
+	var n atomic.Int32
+	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+		return n.Add(1) < 8 && registrytest.Status(503)(w, r)
+	})
+	if err := f.read(t.Context(), 0, 100); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestReaderGivesUp: who is killed does not wait for the registry.
+func TestReaderGivesUp(t *testing.T) {
+	f := newFixture(t, 1<<20, true, WithReadTimeout(time.Minute))
+	arrived := make(chan struct{}, 100)
+	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+		arrived <- struct{}{}
+		return registrytest.BlackHole(w, r)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-arrived; cancel() }()
+	if err := f.read(ctx, 0, 100); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+// TestLyingIndex: an index whose chunks all match, of content that is not what
+// the image names, is found out when the layer is whole.
+func TestLyingIndex(t *testing.T) {
+	f := newFixture(t, 1<<20, true)
+	f.ix.DiffID = digest.FromString("what the image says")
+	if err := f.layer.Fill(t.Context()); !errors.Is(err, ErrMismatch) {
+		t.Fatalf("fill: %v", err)
+	}
+	if err := f.read(t.Context(), 0, 10); !errors.Is(err, cache.ErrQuarantined) {
+		t.Errorf("read of a quarantined layer: %v", err)
+	}
+	if err := f.layer.Fill(t.Context()); err == nil {
+		t.Error("filled a quarantined layer")
+	}
+}
+
+func TestFillHeals(t *testing.T) {
+	f := newFixture(t, 4<<20, true)
+	var n atomic.Int32
+	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+		return n.Add(1) < 8 && registrytest.Status(500)(w, r)
+	})
+	if err := f.layer.Fill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	g := newFixture(t, 1<<20, true)
+	if err := g.layer.Fill(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("fill with a context that ended: %v", err)
+	}
+}
+
+// TestDemandBeforeBackground: a reader is served while a fill is under way, also
+// if the fill has its chunk, and the fill does not go on before it.
+func TestDemandBeforeBackground(t *testing.T) {
+	f := newFixture(t, 16<<20, false)
+	filled := make(chan error, 1)
+	go func() { filled <- f.layer.Fill(t.Context()) }()
+	rnd := rand.New(rand.NewPCG(5, 5))
+	for range 50 {
+		if err := f.read(t.Context(), rnd.Int64N(f.ix.Size), 4096); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := <-filled; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestGate(t *testing.T) {
+	g := NewGate()
+	leave, leave2 := g.enter(), g.enter()
+	passed := make(chan error, 1)
+	go func() { passed <- g.wait(t.Context(), nil) }()
+	leave()
+	select {
+	case <-passed:
+		t.Error("background passed a waiting reader")
+	default:
+	}
+	wanted := make(chan struct{})
+	close(wanted)
+	if err := g.wait(t.Context(), wanted); err != nil {
+		t.Errorf("a run that is wanted is held back: %v", err)
+	}
+	leave2()
+	if err := <-passed; err != nil {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	defer g.enter()()
+	if err := g.wait(ctx, nil); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestOnDemandWaitIsAUnion: readers that wait side by side count once.
+func TestOnDemandWaitIsAUnion(t *testing.T) {
+	var c counters
+	g := NewGate()
+	begin := time.Now()
+	var ends []func()
+	for range 10 {
+		ends = append(ends, c.wait(g))
+	}
+	for _, end := range ends {
+		end()
+	}
+	if took := time.Since(begin); c.waited > took || c.reads.Load() != 10 {
+		t.Errorf("10 readers within %v waited %v", took, c.waited)
+	}
+}
+
+func FuzzSplitter(f *testing.F) {
+	f.Add([]byte("some bytes of a blob"), int64(3), int64(4), int64(6))
+	f.Add([]byte("x"), int64(0), int64(1), int64(-1))
+	f.Fuzz(func(t *testing.T, b []byte, first, off, n int64) {
+		if first < 0 || first > 1<<10 || n < 0 || n > 1<<10 {
+			return
+		}
+		var count atomic.Int64
+		s := &splitter{r: bytes.NewReader(b), count: &count}
+		one, err := s.next(0, first)
+		if err != nil {
+			return
+		}
+		two, err := s.next(off, n)
+		if err != nil {
+			return
+		}
+		if off > int64(len(one)) || off < 0 || !bytes.Equal(two, b[off:off+n]) {
+			t.Errorf("chunk at %d of %d bytes is %q", off, n, two)
+		}
+	})
+}
