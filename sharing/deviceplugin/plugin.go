@@ -56,6 +56,9 @@ type Config struct {
 	Legacy bool
 	// LogLevel of HAMi-core, its own numbers: 0 error, 1 warning, 3 info, 4 debug.
 	LogLevel string
+	// RefreshEvery is how often the cards and the node's annotation are looked
+	// at. Default 30 s, as HAMi's.
+	RefreshEvery time.Duration
 
 	Now func() time.Time // default time.Now
 }
@@ -65,8 +68,7 @@ const (
 	defaultHookPath   = "/usr/local"
 	defaultLockDir    = "/tmp/vgpulock"
 	defaultLogLevel   = "1"
-	// refreshEvery is HAMi's interval for looking at the cards.
-	refreshEvery = 30 * time.Second
+	refreshEvery      = 30 * time.Second
 	// retryEvery spaces attempts after an error.
 	retryEvery = 5 * time.Second
 	// callTime bounds one exchange with the API server or the kubelet.
@@ -93,6 +95,9 @@ func New(cfg Config) (*Plugin, error) {
 	setDefault(&cfg.HookPath, defaultHookPath)
 	setDefault(&cfg.LockDir, defaultLockDir)
 	setDefault(&cfg.LogLevel, defaultLogLevel)
+	if cfg.RefreshEvery <= 0 {
+		cfg.RefreshEvery = refreshEvery
+	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -159,10 +164,10 @@ func (p *Plugin) refresh(ctx context.Context) error {
 // keepAnnotated refreshes the cards and the node's annotation.
 func (p *Plugin) keepAnnotated(ctx context.Context) {
 	for {
-		wait := refreshEvery
+		wait := p.cfg.RefreshEvery
 		if err := p.annotate(ctx); err != nil && ctx.Err() == nil {
 			p.cfg.Log.WarnContext(ctx, "node is not annotated", "node", p.cfg.Node, "error", err)
-			wait = retryEvery
+			wait = min(wait, retryEvery)
 		}
 		if !sleep(ctx, wait) {
 			return
