@@ -76,11 +76,7 @@ func Find(ctx context.Context, f Fetcher, subject digest.Digest) (*Set, error) {
 	if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 		return nil, fmt.Errorf("list referrers of %s: %w", subject, err)
 	}
-	list = slices.DeleteFunc(slices.Clone(list), func(d ocispec.Descriptor) bool {
-		return d.ArtifactType != index.ArtifactType
-	})
-	// Whatever the order of the list, the same set.
-	slices.SortFunc(list, func(a, b ocispec.Descriptor) int { return strings.Compare(string(a.Digest), string(b.Digest)) })
+	list = candidates(list)
 	s := &Set{layers: make(map[digest.Digest]ocispec.Descriptor)}
 	for _, d := range list[:min(len(list), maxArtifacts)] {
 		if err := s.add(ctx, f, d, subject); err != nil {
@@ -91,6 +87,25 @@ func Find(ctx context.Context, f Fetcher, subject digest.Digest) (*Set, error) {
 		return nil, fmt.Errorf("no index of %s: %w", subject, ErrNotFound)
 	}
 	return s, nil
+}
+
+// candidates are the referrers that can be ours, in an order that does not depend
+// on the list's. Some registries list a manifest by its configuration's media
+// type, or by none; what it is shows when it is read.
+func candidates(list []ocispec.Descriptor) []ocispec.Descriptor {
+	list = slices.DeleteFunc(slices.Clone(list), func(d ocispec.Descriptor) bool {
+		return d.ArtifactType != index.ArtifactType && d.ArtifactType != ocispec.MediaTypeEmptyJSON && d.ArtifactType != ""
+	})
+	slices.SortFunc(list, func(a, b ocispec.Descriptor) int {
+		switch {
+		case (a.ArtifactType == index.ArtifactType) == (b.ArtifactType == index.ArtifactType):
+			return strings.Compare(string(a.Digest), string(b.Digest))
+		case a.ArtifactType == index.ArtifactType:
+			return -1
+		}
+		return 1
+	})
+	return list
 }
 
 // add reads an artifact manifest into the set.

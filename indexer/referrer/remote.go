@@ -103,8 +103,8 @@ func (r *Remote) Blob(ctx context.Context, desc ocispec.Descriptor) (io.ReadClos
 }
 
 // Referrers implements Fetcher.
-func (r *Remote) Referrers(ctx context.Context, subject digest.Digest, artifactType string) ([]ocispec.Descriptor, error) {
-	list, err := remote.Referrers(r.repo.Digest(subject.String()), append(r.with(ctx), remote.WithFilter("artifactType", artifactType))...)
+func (r *Remote) Referrers(ctx context.Context, subject digest.Digest, _ string) ([]ocispec.Descriptor, error) {
+	list, err := remote.Referrers(r.repo.Digest(subject.String()), r.with(ctx)...)
 	if err != nil {
 		return nil, r.explain("list referrers of "+subject.String(), err)
 	}

@@ -56,11 +56,9 @@ func Scan(ctx context.Context, l Layer) (*index.Index, error) {
 	in := &source{ctx: ctx, r: l.Reader, limit: l.Size, progress: l.Progress}
 	br := bufio.NewReaderSize(in, 64<<10)
 	head, err := br.Peek(4)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("read layer: %w", err)
-	}
 	var x *index.Index
 	switch {
+	case err != nil && !errors.Is(err, io.EOF):
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b, 8}):
 		x, err = scanGzip(ctx, br)
 	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), skippable(head):

@@ -185,3 +185,127 @@ func checkIndex(t *testing.T, x *index.Index, blob, tarball []byte) {
 		t.Error("headers and bodies do not make the tar stream")
 	}
 }
+
+// tarOf writes one entry.
+func tarOf(t *testing.T, h tar.Header) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := errors.Join(w.WriteHeader(&h), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// Bad input gives an error that says what is wrong, of the kind its reader acts on.
+func TestScanBadInput(t *testing.T) {
+	large := layerTar(t, rand.New(rand.NewSource(2)), 40)
+	z := gz(t, large, len(large))
+	flipped := bytes.Clone(z)
+	flipped[len(z)-6] ^= 1 // in the checksum
+	other := digest.FromString("other")
+	for name, c := range map[string]struct {
+		in   scan.Layer
+		blob []byte
+		want error
+		says string
+	}{
+		"truncated gzip":     {scan.Layer{Size: int64(len(z))}, z[:len(z)/2], scan.ErrMismatch, fmt.Sprintf("it ends after %d of %d bytes", len(z)/2, len(z))},
+		"truncated tar":      {scan.Layer{Size: int64(len(large))}, large[:len(large)/2], scan.ErrMismatch, "it ends after"},
+		"cut short, no size": {scan.Layer{Size: -1}, z[:len(z)/2], index.ErrUnsupported, "ends too early"},
+		"tar body cut short": {scan.Layer{Size: -1}, large[:len(large)/2], index.ErrUnsupported, "unexpected EOF"},
+		"longer than said":   {scan.Layer{Size: 100}, z, scan.ErrMismatch, "more than the 100 bytes"},
+		"other digest":       {scan.Layer{Size: -1, Digest: other}, z, scan.ErrMismatch, "not " + other.String()},
+		"other diffID":       {scan.Layer{Size: -1, DiffID: other}, z, scan.ErrMismatch, "diffID"},
+		"trailing garbage":   {scan.Layer{Size: -1}, append(bytes.Clone(z), "more than twenty bytes of it"...), index.ErrUnsupported, fmt.Sprintf("trailing data after the gzip stream at offset %d", len(z))},
+		"bad checksum":       {scan.Layer{Size: -1}, flipped, index.ErrUnsupported, "checksum"},
+		"not a tar":          {scan.Layer{Size: -1}, bytes.Repeat([]byte("text "), 1000), index.ErrUnsupported, "tar header at offset 512"},
+		"gzip of no tar":     {scan.Layer{Size: -1}, gz(t, bytes.Repeat([]byte("text "), 1000), 5000), index.ErrUnsupported, "tar header"},
+		"zstd":               {scan.Layer{Size: -1}, []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 0, 0, 0}, index.ErrUnsupported, "zstd"},
+		"zstd, skippable":    {scan.Layer{Size: -1}, []byte{0x5a, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, index.ErrUnsupported, "zstd"},
+		"unknown type":       {scan.Layer{Size: -1}, tarOf(t, tar.Header{Typeflag: 'Z', Name: "f"}), index.ErrUnsupported, "unknown entry type 'Z'"},
+		"early hard link":    {scan.Layer{Size: -1}, tarOf(t, tar.Header{Typeflag: tar.TypeLink, Name: "f", Linkname: "g"}), index.ErrUnsupported, `entry "f": hard link to "g": this layer has no such file before it`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.in.Reader = bytes.NewReader(c.blob)
+			_, err := scan.Scan(t.Context(), c.in)
+			if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("got %v; want %v with %q", err, c.want, c.says)
+			}
+		})
+	}
+}
+
+// brokenReader fails in the middle, as a connection does.
+type brokenReader struct {
+	io.Reader
+	err error
+}
+
+func (r brokenReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if errors.Is(err, io.EOF) {
+		err = r.err
+	}
+	return n, err
+}
+
+func TestScanStops(t *testing.T) {
+	large := layerTar(t, rand.New(rand.NewSource(3)), 40)
+	broken := errors.New("connection reset")
+	for name, blob := range map[string][]byte{"gzip": gz(t, large, len(large)), "tar": large} {
+		_, err := scan.Scan(t.Context(), scan.Layer{Reader: brokenReader{bytes.NewReader(blob[:len(blob)/2]), broken}, Size: int64(len(blob))})
+		if !errors.Is(err, broken) {
+			t.Errorf("%s: %v", name, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		_, err = scan.Scan(ctx, scan.Layer{Reader: bytes.NewReader(blob), Size: -1, Progress: func(int) { cancel() }})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+		n := 0
+		if _, err := scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(blob), Size: -1, Progress: func(k int) { n += k }}); err != nil || n != len(blob) {
+			t.Errorf("%s: progress of %d bytes of %d: %v", name, n, len(blob), err)
+		}
+	}
+}
+
+func TestVerify(t *testing.T) {
+	r := rand.New(rand.NewSource(4))
+	large, small := layerTar(t, r, 60), layerTar(t, r, 4)
+	z := gz(t, large, 300_000)
+	blobs := map[string][]byte{"gzip": z, "tar": large, "small": gz(t, small, len(small)), "empty": gz(t, nil, 1), "none": nil}
+	for name, blob := range blobs {
+		x, err := doScan(t.Context(), blob)
+		if err != nil {
+			t.Fatal(err)
+		}
+		verify := func(b []byte, size int64) error {
+			return scan.Verify(t.Context(), scan.Layer{Reader: bytes.NewReader(b), Size: size, Digest: x.Layer, DiffID: x.DiffID}, x)
+		}
+		if err := verify(blob, int64(len(blob))); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for other, b := range blobs {
+			if other == name {
+				continue
+			}
+			if err := verify(b, int64(len(b))); !errors.Is(err, index.ErrMismatch) && !errors.Is(err, scan.ErrMismatch) {
+				t.Errorf("index of %s against %s: %v", name, other, err)
+			}
+		}
+		if len(blob) < 1000 {
+			continue
+		}
+		for range 20 {
+			bad := bytes.Clone(blob)
+			bad[r.Intn(len(bad))] ^= byte(1 + r.Intn(255))
+			if err := verify(bad, int64(len(bad))); !errors.Is(err, index.ErrMismatch) {
+				t.Errorf("%s: damaged: %v", name, err)
+			}
+		}
+		if err := verify(blob[:len(blob)-10], int64(len(blob))); !errors.Is(err, scan.ErrMismatch) {
+			t.Errorf("%s: cut short: %v", name, err)
+		}
+	}
+}

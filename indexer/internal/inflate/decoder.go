@@ -53,6 +53,7 @@ type Decoder struct {
 	inBlock   bool
 	stored    bool // the block is a stored one
 	left      int  // bytes left of it
+	fixed     bool // the tables are those of the fixed codes
 	final     bool // the block is the last of its member
 	headerBit int64
 	header    []byte // the bytes that hold the block's header
@@ -192,7 +193,13 @@ func (d *Decoder) storedHeader() error {
 	return nil
 }
 
+// fixedHeader sets up the fixed codes, unless they are: a file of many tiny
+// blocks would cost more tables than data.
 func (d *Decoder) fixedHeader() {
+	if d.fixed {
+		return
+	}
+	d.fixed = true
 	for i := range d.lens[:288] {
 		switch {
 		case i < 144:
@@ -213,6 +220,7 @@ func (d *Decoder) fixedHeader() {
 }
 
 func (d *Decoder) dynamicHeader() error {
+	d.fixed = false
 	nl := d.take(5) + 257
 	nd := d.take(5) + 1
 	nc := d.take(4) + 4
