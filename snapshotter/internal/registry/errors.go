@@ -85,7 +85,7 @@ func hint(kind error) string {
 	case ErrNotFound:
 		return "it was deleted from the registry, or the name is wrong"
 	case ErrRange:
-		return "the blob there is shorter than the manifest says; push the image again"
+		return "the blob there is not as long as the manifest says; push the image again"
 	case ErrThrottled:
 		return "the registry limits requests; it is asked again later"
 	case ErrUnavailable, ErrTimeout:

@@ -120,7 +120,7 @@ func TestBadAnswers(t *testing.T) {
 		"teapot":          {registrytest.Status(418), ErrResponse, false},
 		"black hole":      {registrytest.BlackHole, ErrTimeout, false},
 		"other range":     {partial("bytes 0-4999/50000", blob[:n]), ErrResponse, false},
-		"other size":      {partial(fmt.Sprintf("bytes %d-%d/49999", off, off+n-1), blob[off:off+n]), ErrResponse, false},
+		"other size":      {partial(fmt.Sprintf("bytes %d-%d/49999", off, off+n-1), blob[off:off+n]), ErrRange, true},
 		"no range at all": {partial("", blob[off:off+n]), ErrResponse, false},
 		"multipart":       {partial("multipart/byteranges", blob[off:off+n]), ErrResponse, false},
 		"truncated": {func(w http.ResponseWriter, _ *http.Request) bool {

@@ -131,8 +131,11 @@ func checkRange(resp *http.Response, off, n, total int64) error {
 		if err != nil {
 			return &Error{Kind: ErrResponse, Cause: err}
 		}
-		if start != off || end != off+n-1 || size >= 0 && size != total || resp.ContentLength >= 0 && resp.ContentLength != n {
-			return &Error{Kind: ErrResponse, Cause: fmt.Errorf("got bytes %d-%d of %d, asked for %d-%d of %d", start, end, size, off, off+n-1, total)}
+		if size >= 0 && size != total {
+			return &Error{Kind: ErrRange, Cause: fmt.Errorf("the blob there has %d bytes, the manifest says %d", size, total)}
+		}
+		if start != off || end != off+n-1 || resp.ContentLength >= 0 && resp.ContentLength != n {
+			return &Error{Kind: ErrResponse, Cause: fmt.Errorf("got bytes %d-%d, asked for %d-%d", start, end, off, off+n-1)}
 		}
 		return nil
 	}
