@@ -28,6 +28,7 @@ setup: ## install the Debian packages that are missing (root)
 
 # What tests run against, at pinned versions: test/tools, test/cluster/kubeall.
 KUBERNETES := v1.37.2
+KUBERNETES_PARTS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
 	-X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37 \
 	-X k8s.io/component-base/version.gitTreeState=clean -X k8s.io/component-base/version.buildDate=2026-01-01T00:00:00Z
@@ -42,6 +43,7 @@ tools-containerd: ## only containerd, ctr, its runc shim and a registry
 tools-kubernetes: ## only Kubernetes, as one program (about 950 CPU seconds the first time)
 	@mkdir -p $(TOOLS)
 	cd test/cluster/kubeall && go build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
+	@for part in $(KUBERNETES_PARTS); do ln -sf kubeall $(TOOLS)/$$part; done
 
 .PHONY: quickstart
 quickstart: setup ## lazy start and full pull of one image, side by side (root, a few minutes)

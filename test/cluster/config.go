@@ -83,7 +83,10 @@ var ErrUnsupported = errors.New("this machine cannot run the test cluster")
 
 // requiredTools are looked for in Config.Tools.
 func requiredTools(cfg Config) []string {
-	tools := []string{"containerd", "ctr", "containerd-shim-runc-v2", "kubeall"}
+	tools := []string{
+		"containerd", "ctr", "containerd-shim-runc-v2",
+		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl",
+	}
 	if cfg.Registry {
 		tools = append(tools, "registry")
 	}

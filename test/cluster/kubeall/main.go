@@ -63,7 +63,7 @@ func run(c *cobra.Command) { os.Exit(cli.Run(c)) }
 
 func runKubectl() {
 	// kubectl has to know the verbosity before its flags are parsed.
-	if err := logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)); err != nil {
+	if _, err := logs.GlogSetter(kubectl.GetLogVerbosity(os.Args)); err != nil {
 		kubectlutil.CheckErr(err)
 	}
 	if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
