@@ -38,6 +38,9 @@ func (c *Cluster) Start(ctx context.Context, l cluster.Launch) error {
 	if err != nil {
 		return err
 	}
+	if err := c.deliverTools(&l); err != nil {
+		return err
+	}
 	image, err := c.prepareImage(ctx, &l)
 	if err != nil {
 		return err
@@ -154,24 +157,29 @@ func (c *Cluster) reserve(ctx context.Context, l *cluster.Launch) (wire.PodDevic
 	}
 }
 
+// deliverTools makes the folder that the agent's configuration goes into; the
+// agent itself is mounted from where it lies.
+func (c *Cluster) deliverTools(l *cluster.Launch) error {
+	l.Observer.Begin(cluster.StageTools, time.Now())
+	if err := c.makeFolder(l.Env); err != nil {
+		return c.failed("make the environment's folder", err)
+	}
+	l.Observer.End(cluster.StageTools, time.Now(), nil)
+	return nil
+}
+
 // create makes the container and starts it. The environment's key is held.
 func (c *Cluster) create(ctx context.Context, l *cluster.Launch, devices wire.PodDevices, image *prepared) error {
-	l.Observer.Begin(cluster.StageTools, time.Now())
+	begun := time.Now()
+	l.Observer.Begin(cluster.StageCreate, begun)
 	r := record{
 		env: l.Env, name: l.Name, generation: l.Generation, devices: devices,
 		manifest: image.manifest, fetched: image.fetched, base: image.base,
-	}
-	if err := c.makeFolder(l.Env); err != nil {
-		return c.failed("make the environment's folder", err)
 	}
 	var err error
 	if r.ssh, r.status, err = freeAddresses(c.cfg.Address); err != nil {
 		return c.failed("find free ports", err)
 	}
-	l.Observer.End(cluster.StageTools, time.Now(), nil)
-
-	begun := time.Now()
-	l.Observer.Begin(cluster.StageCreate, begun)
 	labels, err := r.labels()
 	if err != nil {
 		return c.failed("describe the environment", err)

@@ -39,7 +39,7 @@ func TestLife(t *testing.T) {
 	if err := c.Start(t.Context(), l); err != nil {
 		t.Fatal(err)
 	}
-	want := []cluster.Stage{cluster.StageSchedule, cluster.StageImage, cluster.StageTools, cluster.StageCreate}
+	want := []cluster.Stage{cluster.StageSchedule, cluster.StageTools, cluster.StageImage, cluster.StageCreate}
 	if diff := cmp.Diff(want, p.order); diff != "" {
 		t.Errorf("stages (-want +got):\n%s", diff)
 	}

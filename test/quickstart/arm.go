@@ -32,6 +32,7 @@ const (
 	launcherAddress = "127.0.0.1:7070"
 	// startLimit bounds one start, so that a hang ends with an error.
 	startLimit = 3 * time.Minute
+	stateLimit = 5 * time.Second
 )
 
 // arm is one of the two ways to start the image.
@@ -81,7 +82,7 @@ func (s *scene) start(ctx context.Context, a arm) (_ *result, err error) {
 		ctx, cancel := context.WithTimeout(ctx, startLimit)
 		defer cancel()
 		_, err := m.firstlight(ctx, "env", "create", a.name, "--wait", "--file", spec)
-		return "", err
+		return "", m.withState(ctx, a, err)
 	})
 	if err != nil {
 		return nil, err
@@ -91,6 +92,22 @@ func (s *scene) start(ctx context.Context, a arm) (_ *result, err error) {
 		return nil, err
 	}
 	return r, s.useAndRemove(ctx, m, a)
+}
+
+// withState adds to an error how the environment stood, which tells what it was
+// waiting for.
+func (m *machine) withState(ctx context.Context, a arm, err error) error {
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stateLimit)
+	defer cancel()
+	state, getErr := m.firstlight(ctx, "env", "get", a.name)
+	times, timesErr := m.firstlight(ctx, "env", "timeline", a.name)
+	if getErr != nil || timesErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w\n%s\n%s", err, state, times)
 }
 
 func (m *machine) collect(ctx context.Context, r *result, meter *meter) error {
