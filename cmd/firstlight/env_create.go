@@ -129,6 +129,7 @@ func waitUsable(cmd *cobra.Command, c *client.Client, f *launcherFlags, env *api
 	show.end()
 	if err != nil {
 		if ctx.Err() != nil {
+			show.pending()
 			fmt.Fprintf(cmd.ErrOrStderr(), "%s is still %s; see: firstlight env explain %s\n", env.Name, show.phase, env.Name)
 		}
 		return fmt.Errorf("wait for %s: %w", env.Name, err)

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,12 +28,13 @@ type progress struct {
 	accepted time.Time
 	phase    store.Phase
 	failure  error
-	reason   string // last reason printed, to say it once
-	shown    bool   // the last line is on the screen
+	reason   string            // last reason printed, to say it once
+	shown    bool              // the last line is on the screen
+	lanes    map[string]string // why probes do not succeed yet
 }
 
 func newProgress(w io.Writer, env *api.Environment) *progress {
-	return &progress{w: w, live: terminalWidth(w) > 0, accepted: env.Status.AcceptedAt, phase: env.Status.Phase}
+	return &progress{w: w, live: terminalWidth(w) > 0, accepted: env.Status.AcceptedAt, phase: env.Status.Phase, lanes: map[string]string{}}
 }
 
 // terminalWidth returns 0 for what is not a terminal.
@@ -75,9 +78,7 @@ func (p *progress) event(ev client.Event) error {
 		if err := json.Unmarshal(ev.Data, &l); err != nil {
 			return err
 		}
-		if !l.FirstSuccess.IsZero() {
-			p.line(l.FirstSuccess, "✓ %-12s %s s", l.Name, took(l.Eligible, l.FirstSuccess))
-		}
+		p.probe(&l)
 	case "place":
 		var pl cluster.Placement
 		if err := json.Unmarshal(ev.Data, &pl); err != nil {
@@ -105,6 +106,25 @@ func (p *progress) stage(stage cluster.Stage, begin, end time.Time) {
 		return
 	}
 	p.line(end, "✓ %-12s %s s", stage, took(begin, end))
+}
+
+// probe prints a success; why a probe does not succeed yet is the last line's
+// business, until someone gives up waiting.
+func (p *progress) probe(l *timeline.Probe) {
+	if l.FirstSuccess.IsZero() {
+		p.lanes[l.Name] = l.LastError
+		p.current("%s: %s", l.Name, l.LastError)
+		return
+	}
+	delete(p.lanes, l.Name)
+	p.line(l.FirstSuccess, "✓ %-12s %s s", l.Name, took(l.Eligible, l.FirstSuccess))
+}
+
+// pending prints what the environment still lacks.
+func (p *progress) pending() {
+	for _, name := range slices.Sorted(maps.Keys(p.lanes)) {
+		fmt.Fprintf(p.w, "  %s has not succeeded: %s\n", name, p.lanes[name])
+	}
 }
 
 func (p *progress) place(pl cluster.Placement) {

@@ -31,6 +31,9 @@ const (
 	loginAttempt = 2 * time.Minute
 	// statusAttempt bounds one reading of the agent's status.
 	statusAttempt = 10 * time.Second
+	// maxLoginNews is up to which attempt a new kind of failure is an event:
+	// enough to see what a login waits for, few if the text differs each time.
+	maxLoginNews = 50
 	// confirmAttempt bounds one confirming round.
 	confirmAttempt = 10 * time.Minute
 	// probeGiveUp is when the agent stops trying: not before its environment
@@ -227,8 +230,9 @@ func (p *prober) awaitLogin(ctx context.Context, pr *spec.Probe) error {
 		failed = began
 		p.lane(pr.Name, func(l *timeline.Probe) bool {
 			l.Attempts++
+			news := l.LastError != err.Error() && l.Attempts <= maxLoginNews
 			l.LastError = err.Error()
-			return l.Attempts == 1
+			return news
 		})
 		if err := pause.wait(ctx); err != nil {
 			return err

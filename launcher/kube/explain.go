@@ -138,7 +138,7 @@ func judgeNode(f *nodeFacts, r fit.Request, env string) cluster.NodeVerdict {
 		if len(usage) < r.Count {
 			code = fit.NodeHasTooFewDevices
 		}
-		v.Reasons = append(v.Reasons, cluster.Reason{Code: string(code), Message: fmt.Sprintf("%d of %d cards fit", now.Found, now.Want)})
+		v.Reasons = append(v.Reasons, cluster.Reason{Code: string(code), Message: fmt.Sprintf("%d of its %d cards fit, %d needed", now.Found, len(usage), now.Want)})
 	}
 	f.nodeReasons(&v)
 	return v

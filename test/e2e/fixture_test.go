@@ -56,6 +56,7 @@ func (o *once) do(t *testing.T, start func() error) {
 var sharedFixture struct {
 	f                             *fixture
 	cluster, snapshotter, sharing once
+	launcher                      once
 }
 
 func closeShared(keep bool) error {
@@ -101,6 +102,21 @@ func sharing(t *testing.T) *fixture {
 	return f
 }
 
+// launched returns the shared cluster with everything: lazy images, card
+// sharing, and the launcher.
+func launched(t *testing.T) *fixture {
+	t.Helper()
+	lazy(t)
+	f := sharing(t)
+	sharedFixture.launcher.do(t, func() error {
+		if err := f.ImportTools(context.Background()); err != nil {
+			return err
+		}
+		return f.StartLauncher(context.Background(), true)
+	})
+	return f
+}
+
 func config() cluster.Config {
 	cfg := deployment.ClusterConfig()
 	cfg.Registry = true
@@ -119,7 +135,7 @@ func start(cfg cluster.Config) (*fixture, error) {
 		return nil, err
 	}
 	f := &fixture{Cluster: c, bin: bin, Deployment: deployment.New(c, deployment.Config{
-		Bin: bin,
+		Bin: bin, PlainHTTP: []string{cluster.RegistryAddress},
 		// Tests count bytes: nothing is to be fetched that nobody read.
 		Flags: []string{"--fill-after=-1s"},
 	})}

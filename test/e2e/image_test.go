@@ -122,7 +122,7 @@ func busyboxLayer(t *testing.T) v1.Layer {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	addFile(t, w, &tar.Header{Name: "bin/busybox", Mode: 0o755}, busybox)
-	for _, applet := range []string{"cat", "echo", "env", "sh", "sha256sum", "sleep"} {
+	for _, applet := range []string{"cat", "echo", "env", "id", "sh", "sha256sum", "sleep"} {
 		addFile(t, w, &tar.Header{Name: "bin/" + applet, Typeflag: tar.TypeSymlink, Linkname: "busybox", Mode: 0o777}, nil)
 	}
 	return gzipLayer(t, w, &layer)
