@@ -148,7 +148,7 @@ func CanTakeOver(init []byte) bool {
 func opcode(req []byte) uint32 { return binary.NativeEndian.Uint32(req[4:]) }
 
 // Serve answers the kernel until the device is unmounted, which is no error,
-// or the context ends. init is what Handshake returned; with takeover set the
+// or the context ends: then requests may remain unanswered. init is what Handshake returned; with takeover set the
 // requests that another server left unanswered are answered first.
 func (s *Server) Serve(ctx context.Context, dev *os.File, init []byte, takeover bool) error {
 	ps, _, err := replay(s, init)
@@ -166,6 +166,11 @@ func (s *Server) Serve(ctx context.Context, dev *os.File, init []byte, takeover 
 	defer stop()
 	l := &loop{dev: dev, ps: ps, log: s.log, slots: make(chan struct{}, maxRequests)}
 	err = l.run(ctx)
+	if ctx.Err() != nil {
+		// Requests still being answered may wait for a registry. They are left:
+		// what they come to is not sent, and the next server gets them again.
+		return ctx.Err()
+	}
 	l.wg.Wait()
 	return err
 }
@@ -206,14 +211,14 @@ func (l *loop) run(ctx context.Context) error {
 		switch opcode(buf) {
 		case opForget, opBatchForget, opInterrupt:
 			// Short, without data, and never to wait behind reads.
-			l.answer(buf[:n])
+			l.answer(ctx, buf[:n])
 			continue
 		}
 		l.slots <- struct{}{}
 		req := append([]byte(nil), buf[:n]...)
 		l.wg.Go(func() {
 			defer func() { <-l.slots }()
-			l.answer(req)
+			l.answer(ctx, req)
 		})
 	}
 }
@@ -234,14 +239,14 @@ func (l *loop) unmounted() bool {
 }
 
 // answer handles a request and writes the reply, if it has one.
-func (l *loop) answer(req []byte) {
+func (l *loop) answer(ctx context.Context, req []byte) {
 	out := make([]byte, replyHeader+payload(req))
 	n, st := l.ps.HandleRequest([][]byte{req}, [][]byte{out})
 	if !st.Ok() {
 		// Not understood at all; the kernel still waits.
 		n = copy(out, failure(req, syscall.EIO))
 	}
-	if n == 0 {
+	if n == 0 || ctx.Err() != nil {
 		return
 	}
 	// ENOENT: the request was withdrawn meanwhile. ENODEV: unmounted.

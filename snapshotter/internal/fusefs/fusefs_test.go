@@ -370,10 +370,10 @@ func FuzzRequest(f *testing.F) {
 func TestKillPending(t *testing.T) {
 	tests := map[string]bool{
 		"SigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\nSigBlk:\tffffffffffffffff\n": false,
-		"SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n":                             true,
-		"SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n":                             true,
-		"SigPnd:\t0000000000000200\n":                                                        false,
-		"rubbish":                                                                            false,
+		"SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n":                            true,
+		"SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n":                            true,
+		"SigPnd:\t0000000000000200\n":                                                       false,
+		"rubbish":                                                                           false,
 	}
 	for status, want := range tests {
 		if got := killPending([]byte(status)); got != want {

@@ -1,6 +1,7 @@
 package lazy
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -117,7 +118,31 @@ func (l *Layer) check(ctx context.Context) error {
 		err := fmt.Errorf("%w: tar stream is %s, the index says %s", ErrMismatch, got, l.ix.DiffID)
 		return errors.Join(err, l.cache.Quarantine())
 	}
-	return l.cache.MarkComplete()
+	err := l.checkHeaders()
+	switch {
+	case err == nil:
+		return l.cache.MarkComplete()
+	case errors.Is(err, ErrMismatch):
+		return errors.Join(err, l.cache.Quarantine())
+	}
+	return err
+}
+
+// checkHeaders compares the headers that the index brought, from which the
+// layer's tree was made, with those in the stream: content can be right while
+// names and modes were not.
+func (l *Layer) checkHeaders() error {
+	var buf []byte
+	return l.ix.WalkHeaders(func(off int64, p []byte) error {
+		buf = append(buf[:0], p...)
+		if _, err := l.cache.ReadAt(buf, off); err != nil {
+			return err
+		}
+		if !bytes.Equal(buf, p) {
+			return fmt.Errorf("%w: the index has other headers at %d", ErrMismatch, off)
+		}
+		return nil
+	})
 }
 
 const checkBuffer = 1 << 20

@@ -55,6 +55,9 @@ type Permanent interface{ Permanent() bool }
 // the image names.
 var ErrMismatch = errors.New("layer content does not match the image")
 
+// ErrClosed is returned by reads of a layer that was closed.
+var ErrClosed = errors.New("layer is closed")
+
 const (
 	// defaultReadTimeout is how long a reader waits for a dead registry: long
 	// enough for a restart behind a load balancer, short of the two minutes
@@ -95,6 +98,7 @@ type Layer struct {
 	demand  chan struct{} // slots for requests that readers wait for
 	ahead   chan struct{} // slots for read-ahead
 	stats   counters
+	closing chan struct{}
 
 	mu      sync.Mutex
 	pending map[int]*pending // chunks being fetched
@@ -123,6 +127,7 @@ func Open(ix *index.Index, c *cache.Layer, src Source, opts ...Option) *Layer {
 		demand:  make(chan struct{}, demandRequests),
 		ahead:   make(chan struct{}, aheadRequests),
 		pending: map[int]*pending{},
+		closing: make(chan struct{}),
 	}
 	for _, o := range opts {
 		o(l)
@@ -133,8 +138,12 @@ func Open(ix *index.Index, c *cache.Layer, src Source, opts ...Option) *Layer {
 	return l
 }
 
-// Close waits for the requests that are under way. Reads must have ended.
+// Close ends the requests that are under way. Reads that still wait fail with
+// ErrClosed. It may be called once.
 func (l *Layer) Close() error {
+	l.mu.Lock()
+	close(l.closing)
+	l.mu.Unlock()
 	l.runs.Wait()
 	return nil
 }
@@ -200,6 +209,8 @@ func (l *Layer) readMissing(ctx context.Context, p []byte, off int64) error {
 		select {
 		case <-ctx.Done():
 			return giveUp(ctx, err)
+		case <-l.closing:
+			return ErrClosed
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, retryMax)

@@ -24,18 +24,18 @@ import (
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry/registrytest"
 )
 
-// blob makes a layer of files, gzip or plain, and its tar stream.
-func blob(t *testing.T, size int, compress bool) (layer, stream []byte) {
+// archive is a tar stream of files with pseudo-random content.
+func archive(t *testing.T, size int, mode int64) []byte {
 	t.Helper()
 	rnd := rand.New(rand.NewPCG(uint64(size), 3))
-	var plain bytes.Buffer
-	tw := tar.NewWriter(&plain)
-	for i := 0; plain.Len() < size; i++ {
+	var out bytes.Buffer
+	tw := tar.NewWriter(&out)
+	for i := 0; out.Len() < size; i++ {
 		b := make([]byte, 1+rnd.IntN(300_000))
 		for j := range b {
 			b[j] = byte(rnd.IntN(30)) // so that it compresses, somewhat
 		}
-		if err := tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("f%d", i), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(b))}); err != nil {
+		if err := tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("f%d", i), Typeflag: tar.TypeReg, Mode: mode, Size: int64(len(b))}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := tw.Write(b); err != nil {
@@ -45,18 +45,25 @@ func blob(t *testing.T, size int, compress bool) (layer, stream []byte) {
 	if err := tw.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return out.Bytes()
+}
+
+// blob makes a layer, gzip or plain, and its tar stream.
+func blob(t *testing.T, size int, compress bool) (layer, stream []byte) {
+	t.Helper()
+	plain := archive(t, size, 0o644)
 	if !compress {
-		return plain.Bytes(), plain.Bytes()
+		return plain, plain
 	}
 	var out bytes.Buffer
 	zw := gzip.NewWriter(&out)
-	if _, err := zw.Write(plain.Bytes()); err != nil {
+	if _, err := zw.Write(plain); err != nil {
 		t.Fatal(err)
 	}
 	if err := zw.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return out.Bytes(), plain.Bytes()
+	return out.Bytes(), plain
 }
 
 type fixture struct {
@@ -191,9 +198,7 @@ func TestCoalescing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := f.layer.Close(); err != nil { // read-ahead may be under way
-		t.Fatal(err)
-	}
+	f.layer.runs.Wait() // read-ahead may be under way
 	if st := f.layer.Stats(); st.Requests > int64(st.Chunks)/3 || st.ChunksPresent != st.Chunks {
 		t.Errorf("a sequential reader made %d requests for %d chunks (%d present)", st.Requests, st.Chunks, st.ChunksPresent)
 	}
@@ -318,6 +323,23 @@ func TestLyingIndex(t *testing.T) {
 	}
 }
 
+// TestLyingHeaders: the same for names and modes, which come from the index.
+func TestLyingHeaders(t *testing.T) {
+	f := newFixture(t, 1<<20, false)
+	forged, err := scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(archive(t, 1<<20, 0o4755)), Size: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged.Layer, forged.DiffID, forged.Chunks = f.ix.Layer, f.ix.DiffID, f.ix.Chunks
+	f.layer.ix = forged
+	if err := f.layer.Fill(t.Context()); !errors.Is(err, ErrMismatch) {
+		t.Errorf("fill: %v", err)
+	}
+	if s := f.layer.cache.State(); s != cache.Quarantined {
+		t.Errorf("state is %d", s)
+	}
+}
+
 func TestFillHeals(t *testing.T) {
 	f := newFixture(t, 4<<20, true)
 	var n atomic.Int32
@@ -378,6 +400,27 @@ func TestGate(t *testing.T) {
 	if err := g.wait(ctx, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+}
+
+// TestCloseEndsWaiting: a layer can be closed though its registry is a black
+// hole and its readers have patience.
+func TestCloseEndsWaiting(t *testing.T) {
+	f := newFixture(t, 1<<20, true, WithReadTimeout(time.Hour))
+	arrived := make(chan struct{}, 100)
+	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+		arrived <- struct{}{}
+		return registrytest.BlackHole(w, r)
+	})
+	failed := make(chan error, 1)
+	go func() { failed <- f.read(t.Context(), 0, 100) }()
+	<-arrived
+	if err := f.layer.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-failed; !errors.Is(err, ErrClosed) {
+		t.Errorf("read of a layer that was closed: %v", err)
+	}
+	f.layer.closing = make(chan struct{}) // for the fixture, which closes it too
 }
 
 // TestOnDemandWaitIsAUnion: readers that wait side by side count once.

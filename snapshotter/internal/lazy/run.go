@@ -45,7 +45,14 @@ func (l *Layer) want(ctx context.Context, first, last int, u urgency) []*pending
 	waits := make([]*pending, last-first+1)
 	var runs []*run
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	closed := l.closed()
 	for i := first; i <= last; {
+		if closed != nil {
+			waits[i-first] = closed
+			i++
+			continue
+		}
 		if w := l.pending[i]; w != nil {
 			waits[i-first] = w
 			if u == demand {
@@ -63,7 +70,6 @@ func (l *Layer) want(ctx context.Context, first, last int, u urgency) []*pending
 		runs = append(runs, r)
 		i = r.last + 1
 	}
-	l.mu.Unlock()
 	for _, r := range runs {
 		l.runs.Add(1)
 		// A run outlives the reader that started it: others may wait by now,
@@ -74,6 +80,18 @@ func (l *Layer) want(ctx context.Context, first, last int, u urgency) []*pending
 		go l.fetch(ctx, r)
 	}
 	return waits
+}
+
+// closed stands for every chunk of a layer that was closed, nil before.
+func (l *Layer) closed() *pending {
+	select {
+	case <-l.closing:
+		w := &pending{done: make(chan struct{}), err: ErrClosed}
+		close(w.done)
+		return w
+	default:
+		return nil
+	}
 }
 
 // plan registers a run of missing chunks from first on, at most to last. The
@@ -116,6 +134,13 @@ func (l *Layer) fetch(ctx context.Context, r *run) {
 	defer l.runs.Done()
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
+	go func() {
+		select {
+		case <-l.closing:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	var decoding sync.WaitGroup
 	next, err := l.stream(ctx, r, &decoding)
 	decoding.Wait()
