@@ -113,6 +113,62 @@ func TestCardPolicies(t *testing.T) {
 	}
 }
 
+// TestManyPodsAtOnce creates more pods than the cards hold: as many run as fit,
+// no card is over its limits, and the others run when there is room.
+func TestManyPodsAtOnce(t *testing.T) {
+	const pods, memory, fitting = 10, 10000, 8
+	f := sharing(t)
+	var manifests strings.Builder
+	for i := range pods {
+		manifests.WriteString(sharePod(fmt.Sprintf("many-%d", i), memory, 10, ""))
+	}
+	f.apply(t, manifests.String())
+	running := map[string]bool{}
+	eventually(t, fmt.Sprintf("%d pods run", fitting), func(ctx context.Context) (bool, error) {
+		list, err := f.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if list.Items[i].Status.Phase == corev1.PodRunning {
+				running[list.Items[i].Name] = true
+			}
+		}
+		return len(running) >= fitting, nil
+	})
+	perCard := map[string]int{}
+	for i := range pods {
+		name := fmt.Sprintf("many-%d", i)
+		if !running[name] {
+			checkRefused(t, f, name, nil)
+			continue
+		}
+		device := allocation(t, f, name)
+		perCard[device.UUID] += device.MemMiB
+	}
+	for card, used := range perCard {
+		if used > cardMiB {
+			t.Errorf("card %s gives %d MiB of %d", card, used, cardMiB)
+		}
+	}
+	for name := range running {
+		f.kubectl(t, "delete", "pod", name, "--wait", "--timeout=60s")
+		break
+	}
+	eventually(t, "a waiting pod runs", func(ctx context.Context) (bool, error) {
+		list, err := f.client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if pod := &list.Items[i]; pod.Status.Phase == corev1.PodRunning && !running[pod.Name] {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+}
+
 // TestSchedulerForgetsNothing kills the scheduler while pods hold cards; the new
 // one must count them.
 func TestSchedulerForgetsNothing(t *testing.T) {
