@@ -66,7 +66,9 @@ func (p *Plugin) session(ctx context.Context) error {
 	defer func() {
 		close(stop)
 		server.Stop()
-		<-served
+		if err := <-served; err != nil {
+			p.cfg.Log.WarnContext(ctx, "plugin's socket failed", "error", err)
+		}
 	}()
 	if err := p.register(ctx); err != nil {
 		return err

@@ -183,8 +183,8 @@ func (p *Plugin) tryUnlock(ctx context.Context, pod *corev1.Pod) error {
 		return fmt.Errorf("read lock of node %s: %w", p.cfg.Node, err)
 	}
 	lock, err := wire.ParseNodeLock(node.Annotations[wire.NodeMutex])
-	if err != nil || !lock.HeldBy(pod.Namespace, pod.Name) {
-		return nil // not there, or somebody else's
+	if ours := err == nil && lock.HeldBy(pod.Namespace, pod.Name); !ours {
+		return nil // gone, or somebody else's
 	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"resourceVersion": node.ResourceVersion, "annotations": map[string]any{wire.NodeMutex: nil},

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	kubelet "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -113,12 +114,7 @@ type fixture struct {
 
 func start(t *testing.T, change func(*deviceplugin.Config)) *fixture {
 	t.Helper()
-	// Unix socket paths are short; the test's own folder may not be.
-	dir, err := os.MkdirTemp("", "dp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	dir := t.TempDir()
 	f := &fixture{
 		T: t, cards: twoCards(), kube: startKubelet(t, dir), hook: t.TempDir(),
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}}),
@@ -210,12 +206,9 @@ func (f *fixture) allocate(ids ...string) (*kubelet.ContainerAllocateResponse, e
 
 func (f *fixture) eventually(what string, ok func() bool) {
 	f.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			f.Fatalf("%s: not within %s", what, patience)
-		}
-		time.Sleep(time.Millisecond)
+	err := wait.PollUntilContextTimeout(f.Context(), time.Millisecond, patience, true, func(context.Context) (bool, error) { return ok(), nil })
+	if err != nil {
+		f.Fatalf("%s: %v", what, err)
 	}
 }
 

@@ -119,7 +119,7 @@ func (c *Collector) collectCards(send func(string, float64, ...string)) {
 	if c.meter == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), measureTime) //nolint:forbidigo // a scrape brings no context
+	ctx, cancel := context.WithTimeout(context.Background(), measureTime) // a scrape brings none
 	defer cancel()
 	loads, err := c.meter.Loads(ctx)
 	if err != nil {

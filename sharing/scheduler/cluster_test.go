@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
@@ -258,12 +259,9 @@ func (c *clusterFixture) lock(node string) string {
 
 func (c *clusterFixture) eventually(what string, ok func() bool) {
 	c.t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			c.t.Fatalf("%s: not within %s", what, patience)
-		}
-		time.Sleep(time.Millisecond)
+	err := wait.PollUntilContextTimeout(c.t.Context(), time.Millisecond, patience, true, func(context.Context) (bool, error) { return ok(), nil })
+	if err != nil {
+		c.t.Fatalf("%s: %v", what, err)
 	}
 }
 

@@ -120,8 +120,8 @@ func (k *nodeLocks) release(ctx context.Context, name, namespace, pod string) er
 			return fmt.Errorf("read lock of node %s: %w", name, err)
 		}
 		lock, err := wire.ParseNodeLock(node.Annotations[wire.NodeMutex])
-		if err != nil || !lock.HeldBy(namespace, pod) {
-			return nil // somebody else's by now
+		if ours := err == nil && lock.HeldBy(namespace, pod); !ours {
+			return nil // gone, or somebody else's by now
 		}
 		err = k.patch(ctx, node, nil)
 		if apierrors.IsConflict(err) {

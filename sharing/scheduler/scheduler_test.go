@@ -109,7 +109,7 @@ func TestWhatIfReservesNothing(t *testing.T) {
 }
 
 func TestNodePolicies(t *testing.T) {
-	for policy, want := range map[string]string{"binpack": "n1 n1 n1", "spread": "n1 n2 n1"} {
+	for policy, want := range map[string]string{"binpack": "n1,n1,n1", "spread": "n1,n2,n1"} {
 		t.Run(policy, func(t *testing.T) {
 			c := newCluster(t, node("n1", nil), node("n2", nil))
 			var got []string
@@ -119,7 +119,7 @@ func TestNodePolicies(t *testing.T) {
 				})
 				got = append(got, c.place(pod, "n1", "n2"))
 			}
-			if s := strings.Join(got, " "); s != want {
+			if s := strings.Join(got, ","); s != want {
 				t.Errorf("nodes = %s, want %s", s, want)
 			}
 		})
