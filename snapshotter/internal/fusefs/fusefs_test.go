@@ -245,6 +245,23 @@ func TestErrorsHeal(t *testing.T) {
 	}
 }
 
+// TestKept: what was read once is the kernel's, also for later openings.
+func TestKept(t *testing.T) {
+	m := start(t)
+	use := func() error {
+		_, err := os.ReadFile(filepath.Join(m.tree(), "etc", "big"))
+		_, err2 := os.ReadDir(filepath.Join(m.tree(), "many"))
+		return errors.Join(err, err2)
+	}
+	if err := use(); err != nil {
+		t.Fatal(err)
+	}
+	m.flag(t, "fail", true)
+	if err := use(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestSignals: a signal does not disturb a read, unless it kills.
 func TestSignals(t *testing.T) {
 	m := start(t)

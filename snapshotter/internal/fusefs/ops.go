@@ -28,6 +28,16 @@ var _ fuse.RawFileSystem = (*ops)(nil)
 
 func (o *ops) String() string { return "firstlight" }
 
+// Open, OpenDir and Flush are answered so that the kernel never asks again: it
+// then keeps pages and directories from one opening to the next.
+func (o *ops) Open(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.ENOSYS }
+
+// OpenDir works as Open does.
+func (o *ops) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.ENOSYS }
+
+// Flush has nothing to write.
+func (o *ops) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
+
 func topAttr(node uint64, a *fuse.Attr) {
 	a.Ino, a.Mode, a.Nlink = node, syscall.S_IFDIR|0o755, 2
 }
