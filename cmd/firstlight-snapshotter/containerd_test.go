@@ -114,7 +114,7 @@ func TestTrees(t *testing.T) {
 					m.pull("firstlight", image.ref, tc.flags...)
 					for i, l := range image.layers {
 						full, ranged := asked.of(l)
-						if wantFull := tc.states == nil || tc.states[i] == local; wantFull != (full > 0) {
+						if wantFull := len(tc.states) == 0 || tc.states[i] == local; wantFull != (full > 0) {
 							t.Errorf("layer %d was fetched in full %d times and by range %d times", i, full, ranged)
 						}
 					}

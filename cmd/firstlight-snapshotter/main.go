@@ -9,9 +9,15 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/containerd/log"
 )
 
 func main() {
+	// containerd's libraries log beside us; their news is not ours.
+	if err := log.SetLevel(log.WarnLevel.String()); err != nil {
+		panic(err) // the level is a constant
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newCommand().ExecuteContext(ctx)
 	stop()

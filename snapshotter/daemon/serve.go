@@ -32,11 +32,11 @@ func (w *worker) serve(ctx context.Context) error {
 	if err := w.layers.Remount(ctx); err != nil {
 		w.log.Error("layers of earlier images are not all there", "error", err)
 	}
-	snapshots, err := w.listener(socketSnapshots, w.cfg.Address)
+	snapshots, err := w.listener(ctx, socketSnapshots, w.cfg.Address)
 	if err != nil {
 		return err
 	}
-	node, err := w.listener(socketNode, w.cfg.NodeAddress)
+	node, err := w.listener(ctx, socketNode, w.cfg.NodeAddress)
 	if err != nil {
 		return errors.Join(err, snapshots.Close())
 	}
@@ -45,7 +45,7 @@ func (w *worker) serve(ctx context.Context) error {
 	group.Go(func() error { return serveGRPC(ctx, snapshots, snapshotservice.FromSnapshotter(w.snap)) })
 	group.Go(func() error { return serveHTTP(ctx, node, nodeapi.NewHandler(w.api, metrics)) })
 	if w.cfg.MetricsAddress != "" {
-		l, err := net.Listen("tcp", w.cfg.MetricsAddress)
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.cfg.MetricsAddress)
 		if err != nil {
 			return fmt.Errorf("listen for metrics: %w", err)
 		}
@@ -70,7 +70,7 @@ func (w *worker) serve(ctx context.Context) error {
 
 // listener returns the keeper's socket, or opens one in the place of what a dead
 // process left. Only root may connect.
-func (w *worker) listener(name, path string) (net.Listener, error) {
+func (w *worker) listener(ctx context.Context, name, path string) (net.Listener, error) {
 	if w.session != nil {
 		if l := w.session.Listener(name); l != nil {
 			return l, nil
@@ -79,13 +79,13 @@ func (w *worker) listener(name, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return nil, fmt.Errorf("create directory of socket: %w", err)
 	}
-	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+	if conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path); err == nil {
 		return nil, errors.Join(fmt.Errorf("another process serves %s: is a snapshotter running already?", path), conn.Close())
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove old socket: %w", err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}

@@ -90,7 +90,7 @@ func (r *reader) add(path string) error {
 		e.Mtime = 0
 	}
 	if !st.IsDir() {
-		e.Nlink, e.Size, e.Rdev = uint64(sys.Nlink), sys.Size, sys.Rdev
+		e.Nlink, e.Size, e.Rdev = sys.Nlink, sys.Size, sys.Rdev
 		id := inode{sys.Dev, sys.Ino}
 		if r.first[id] == "" {
 			r.first[id] = name

@@ -1,9 +1,11 @@
 package layers
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -73,7 +75,7 @@ func (s *Set) writeIndex(d digest.Digest, ix *index.Index) error {
 	if err != nil {
 		return fmt.Errorf("encode index of %s: %w", d, err)
 	}
-	return replaceFile(s.indexPath(d), b)
+	return writeFile(s.indexPath(d), b)
 }
 
 func (s *Set) removeIndex(d digest.Digest) error {
@@ -83,8 +85,16 @@ func (s *Set) removeIndex(d digest.Digest) error {
 	return nil
 }
 
-// replaceFile makes path hold b, durably, or leaves it as it was.
-func replaceFile(path string, b []byte) (err error) {
+func writeFile(path string, b []byte) error {
+	return replaceFile(path, func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	})
+}
+
+// replaceFile makes path hold what write writes, durably, or leaves it as it
+// was.
+func replaceFile(path string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-")
 	if err != nil {
 		return fmt.Errorf("create file: %w", err)
@@ -94,7 +104,10 @@ func replaceFile(path string, b []byte) (err error) {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
 	}()
-	_, err = f.Write(b)
+	buffered := bufio.NewWriterSize(f, 1<<16)
+	if err = write(buffered); err == nil {
+		err = buffered.Flush()
+	}
 	if err == nil {
 		err = f.Sync()
 	}

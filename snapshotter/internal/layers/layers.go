@@ -31,7 +31,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -80,8 +79,9 @@ type Set struct {
 	Config
 	gate    *lazy.Gate
 	filling chan struct{} // held by the layer that is being filled
-	ctx     context.Context
 	stop    context.CancelFunc
+	// background makes a context for work that ends with the Set.
+	background func() (context.Context, context.CancelFunc)
 
 	mu      sync.Mutex
 	entries map[digest.Digest]*entry
@@ -101,7 +101,6 @@ type layer struct {
 	index  *index.Index
 	cached *cache.Layer
 	lazy   *lazy.Layer
-	source lazy.Source
 	stop   context.CancelFunc // of the background fetch
 	filled chan struct{}      // closed when it has ended
 }
@@ -114,7 +113,9 @@ func Open(ctx context.Context, cfg Config) (*Set, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Set{Config: cfg, gate: lazy.NewGate(), filling: make(chan struct{}, 1), entries: map[digest.Digest]*entry{}}
-	s.ctx, s.stop = context.WithCancel(ctx)
+	life, stop := context.WithCancel(ctx)
+	s.stop = stop
+	s.background = func() (context.Context, context.CancelFunc) { return context.WithCancel(life) }
 	if err := s.reopen(ctx); err != nil {
 		s.stop()
 		return nil, fmt.Errorf("open layers: %w", err)
@@ -164,21 +165,6 @@ func (h *Handle) Release(ctx context.Context) error {
 	var err error
 	h.once.Do(func() { err = h.set.leave(ctx, h.layer.Digest, h.entry) })
 	return err
-}
-
-// Probe reads a little of the layer from its registry, to find out whether it
-// serves ranges at all.
-func (h *Handle) Probe(ctx context.Context) error {
-	if h.layer.Size == 0 {
-		return nil
-	}
-	// In the middle: some proxies answer a range at the start by the whole.
-	r, err := h.layer.source.ReadRange(ctx, h.layer.Size/2, 1)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(io.Discard, r)
-	return errors.Join(err, r.Close())
 }
 
 // Acquire opens the layer, or joins those who have it open. load brings the
@@ -277,16 +263,16 @@ func (s *Set) open(ctx context.Context, rec store.Layer, load func(context.Conte
 	if err != nil {
 		return nil, fmt.Errorf("open cache of layer %s: %w", rec.Digest, err)
 	}
-	l := &layer{Layer: rec, index: ix, cached: cached, source: src, filled: make(chan struct{})}
+	l := &layer{Layer: rec, index: ix, cached: cached, filled: make(chan struct{})}
 	l.lazy = lazy.Open(ix, cached, src, lazy.WithGate(s.gate), lazy.WithLogger(s.Log))
 	if err := s.Server.AddLayer(rec.Number, l.lazy); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve layer %s: %w", rec.Digest, err), l.lazy.Close(), cached.Close())
 	}
-	var fillCtx context.Context
-	fillCtx, l.stop = context.WithCancel(s.ctx)
+	background, stop := s.background()
+	l.stop = stop
 	go func() {
 		defer close(l.filled)
-		s.fill(fillCtx, l)
+		s.fill(background, l)
 	}()
 	return l, nil
 }

@@ -43,7 +43,7 @@ func (h *Handle) Mount(ctx context.Context, id, dir string, lowers []string) (sn
 		if err != nil {
 			return snapshots.Usage{}, fmt.Errorf("keep inherited attributes: %w", err)
 		}
-		if err := replaceFile(filepath.Join(filepath.Dir(dir), inheritedFile), b); err != nil {
+		if err := writeFile(filepath.Join(filepath.Dir(dir), inheritedFile), b); err != nil {
 			return snapshots.Usage{}, err
 		}
 	}
@@ -227,17 +227,10 @@ func (s *Set) Unmount(ctx context.Context, id, dir string) error {
 	return s.leave(ctx, sn.Layer, e)
 }
 
-// writeMeta writes the EROFS metadata of the tree, durably.
-func writeMeta(path string, t *tree.Tree, l *layer) (err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("create file: %w", err)
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if err := erofs.Build(f, t, l.index.Size); err != nil {
-		return err
-	}
-	return f.Sync()
+// writeMeta writes the EROFS metadata of the tree, durably. An older file of that
+// name stays as it is for the mounts that still use it.
+func writeMeta(path string, t *tree.Tree, l *layer) error {
+	return replaceFile(path, func(w io.Writer) error { return erofs.Build(w, t, l.index.Size) })
 }
 
 func readInherited(dir string) (map[int]inherit.Attributes, error) {

@@ -212,6 +212,7 @@ func (l *supplied) Placed(ctx context.Context, spot snapshotter.Spot) {
 		p.service.Log.Warn("image is not recorded", "image", im.Ref, "error", err)
 	}
 	p.service.Log.Info("image prepared", "image", im.Ref, "manifest", im.Manifest.String(), "layers", len(im.Layers), "took", im.Took.String())
+	p.service.forget(p)
 	p.finish.Do(func() { close(p.done) })
 }
 

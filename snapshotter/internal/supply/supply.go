@@ -33,6 +33,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -59,8 +60,9 @@ const (
 	// no progress for five minutes, and what happens here it does not see.
 	layerTimeout = 4 * time.Minute
 	// ordinaryTTL is how long the answer "no index" counts, failureTTL how long
-	// a failure: long enough that the layers of one pull get the same answer.
-	ordinaryTTL = time.Minute
+	// a failure: long enough that the layers of one pull cost one question,
+	// short enough that nobody who just pushed an index has to wait.
+	ordinaryTTL = 10 * time.Second
 	failureTTL  = 5 * time.Second
 	// abandonAfter ends a plan that nobody asks about any more: the pull was
 	// given up. It is longer than any work it waits for.
@@ -91,10 +93,12 @@ type Config struct {
 // Service supplies layers. It is safe for concurrent use.
 type Service struct {
 	Config
-	ctx   context.Context
-	stop  context.CancelFunc
-	work  sync.WaitGroup
-	pulls chan struct{} // slots
+	// background makes the context of a namespace's work, which ends with the
+	// Service.
+	background func(namespace string) context.Context
+	stop       context.CancelFunc
+	work       sync.WaitGroup
+	pulls      chan struct{} // slots
 
 	mu    sync.Mutex
 	plans map[planKey]*plan
@@ -124,7 +128,9 @@ func New(ctx context.Context, cfg Config) (*Service, error) {
 		return nil, fmt.Errorf("create directory for layers: %w", err)
 	}
 	s := &Service{Config: cfg, pulls: make(chan struct{}, parallelPulls), plans: map[planKey]*plan{}}
-	s.ctx, s.stop = context.WithCancel(ctx)
+	life, stop := context.WithCancel(ctx)
+	s.stop = stop
+	s.background = func(namespace string) context.Context { return namespaces.WithNamespace(life, namespace) }
 	return s, nil
 }
 
@@ -188,7 +194,7 @@ func (s *Service) plan(req snapshotter.Request) *plan {
 
 // run makes the decision and keeps the plan for as long as it counts.
 func (s *Service) run(p *plan, req snapshotter.Request) {
-	ctx := namespaces.WithNamespace(s.ctx, req.Namespace)
+	ctx := s.background(req.Namespace)
 	s.decide(ctx, p, req)
 	keep := abandonAfter
 	s.mu.Lock()
@@ -207,16 +213,21 @@ func (s *Service) run(p *plan, req snapshotter.Request) {
 	timer := time.NewTimer(keep)
 	defer timer.Stop()
 	select {
-	case <-s.ctx.Done():
+	case <-ctx.Done():
 	case <-timer.C:
 	case <-p.done:
 	}
+	s.forget(p)
+	p.abandon(context.WithoutCancel(ctx))
+}
+
+// forget makes the next question about the image lead to a new plan.
+func (s *Service) forget(p *plan) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.plans[p.key] == p {
 		delete(s.plans, p.key)
 	}
-	s.mu.Unlock()
-	p.abandon(context.WithoutCancel(ctx))
 }
 
 // decide fills in the plan.
@@ -294,25 +305,35 @@ func (s *Service) start(ctx context.Context, p *plan, repo Repository, set *refe
 	for _, l := range p.layers[p.first:] {
 		l.begin(ctx, repo, set)
 	}
-	if err := p.probe(ctx, candidate); err != nil {
+	if err := s.probe(ctx, p.key.ref, p.image.Layers[candidate]); err != nil {
 		p.abandon(context.WithoutCancel(ctx))
 		return err
 	}
 	return nil
 }
 
-// probe reads a byte of layer i as a reader would. A registry that cannot serve
+// probe reads a byte of a layer as a reader would. A registry that cannot serve
 // it now is left to containerd's pull, which waits and tries in its own way.
-func (p *plan) probe(ctx context.Context, i int) error {
+func (s *Service) probe(ctx context.Context, ref string, l image.Layer) error {
+	if l.Size == 0 {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, decideTimeout)
 	defer cancel()
-	l, err := p.wait(ctx, i)
-	if err != nil || l.handle == nil {
-		return nil // pulled instead: the layer's own error counts
+	src, err := s.Layers.Source(ref, blob(l))
+	if err != nil {
+		return err
 	}
-	if err := l.handle.Probe(ctx); errors.Is(err, registry.ErrNoRanges) {
+	// In the middle: some proxies answer a range at the start by the whole.
+	r, err := src.ReadRange(ctx, l.Size/2, 1)
+	if err == nil {
+		_, err = io.Copy(io.Discard, r)
+		err = errors.Join(err, r.Close())
+	}
+	switch {
+	case errors.Is(err, registry.ErrNoRanges):
 		return fmt.Errorf("%w: %w", snapshotter.ErrOrdinary, err)
-	} else if err != nil {
+	case err != nil:
 		return fmt.Errorf("try to read a part of %s: %w", l.Digest, err)
 	}
 	return nil
