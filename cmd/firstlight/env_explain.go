@@ -44,7 +44,7 @@ func printExplanation(w io.Writer, name string, x *cluster.Explanation) error {
 		fmt.Fprintf(&b, "would fit: %s\n", idea)
 	}
 	for _, n := range x.Notes {
-		fmt.Fprintf(&b, "%s %s: %s\n", n.Source, n.Reason, n.Message)
+		fmt.Fprintf(&b, "%s %s: %s\n", n.Source, n.Reason, printable(n.Message))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

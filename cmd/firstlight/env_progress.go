@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/term"
 
@@ -123,7 +124,7 @@ func (p *progress) probe(l *timeline.Probe) {
 // pending prints what the environment still lacks.
 func (p *progress) pending() {
 	for _, name := range slices.Sorted(maps.Keys(p.lanes)) {
-		fmt.Fprintf(p.w, "  %s has not succeeded: %s\n", name, p.lanes[name])
+		fmt.Fprintf(p.w, "  %s has not succeeded: %s\n", name, printable(p.lanes[name]))
 	}
 }
 
@@ -169,15 +170,26 @@ func took(begin, end time.Time) string {
 
 func (p *progress) line(at time.Time, format string, args ...any) {
 	p.clear()
-	fmt.Fprintf(p.w, "%8.3f s  %s\n", max(at.Sub(p.accepted), 0).Seconds(), fmt.Sprintf(format, args...))
+	fmt.Fprintf(p.w, "%8.3f s  %s\n", max(at.Sub(p.accepted), 0).Seconds(), printable(fmt.Sprintf(format, args...)))
 }
 
 func (p *progress) current(format string, args ...any) {
 	if p.live {
 		p.clear()
-		fmt.Fprintf(p.w, "          … %s", fmt.Sprintf(format, args...))
+		fmt.Fprintf(p.w, "          … %s", printable(fmt.Sprintf(format, args...)))
 		p.shown = true
 	}
+}
+
+// printable keeps out what could steer the terminal: messages may quote a
+// container.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 func (p *progress) clear() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
@@ -179,8 +180,15 @@ func pad(text string, n int) string {
 	return text + strings.Repeat(" ", n-utf8.RuneCountInString(text))
 }
 
+// clip also keeps out what could steer a terminal: an error may quote a
+// container.
 func clip(text string, n int) string {
-	text = strings.ReplaceAll(text, "\n", " ")
+	text = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
 	if utf8.RuneCountInString(text) <= n {
 		return text
 	}
