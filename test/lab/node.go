@@ -89,17 +89,12 @@ func (n *Node) writeConfig() error {
 	if err := WriteHosts(n.HostsDir()); err != nil {
 		return err
 	}
-	runc, err := exec.LookPath("runc")
-	if err != nil {
-		return fmt.Errorf("find runc (Debian package runc): %w", err)
-	}
 	var config bytes.Buffer
 	tmpl := template.Must(template.New("containerd.toml").Parse(containerdConfig))
-	err = tmpl.Execute(&config, map[string]string{
-		"Runc":        runc,
-		"HostsDir":    n.HostsDir(),
-		"Containerd":  ContainerdSocket,
-		"Snapshotter": SnapshotterSocket,
+	err := tmpl.Execute(&config, map[string]string{
+		"HostsDir":   n.HostsDir(),
+		"Containerd": ContainerdSocket,
+		"DropIns":    filepath.Join(n.dropIns(), "*.toml"),
 	})
 	if err != nil {
 		return fmt.Errorf("make containerd configuration: %w", err)
@@ -123,7 +118,29 @@ func WriteHosts(dir string) error {
 	return nil
 }
 
+// dropIns is the folder of additions to containerd's configuration.
+func (n *Node) dropIns() string { return filepath.Join(n.Dir, "conf.d") }
+
+// writeDropIn makes the snapshotter known to containerd, by what it prints for
+// the purpose.
+func (n *Node) writeDropIn(ctx context.Context) error {
+	text, err := n.Exec(ctx, "firstlight-snapshotter", "config", "containerd")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(n.dropIns(), 0o755); err != nil {
+		return fmt.Errorf("make drop-in folder: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(n.dropIns(), "firstlight.toml"), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write containerd drop-in: %w", err)
+	}
+	return nil
+}
+
 func (n *Node) startSnapshotter(ctx context.Context) error {
+	if err := n.writeDropIn(ctx); err != nil {
+		return err
+	}
 	p, err := n.Spawn(ctx, "snapshotter", "firstlight-snapshotter",
 		"--address", SnapshotterSocket, "--node-address", NodeSocket, "--containerd-address", ContainerdSocket,
 		"--root", "/var/lib/firstlight", "--hosts-dir", n.HostsDir(), "--log-level", "debug")

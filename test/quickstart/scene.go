@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"github.com/firstlight-dev/firstlight/indexer/batch"
 	"github.com/firstlight-dev/firstlight/test/images"
 	"github.com/firstlight-dev/firstlight/test/lab"
 	"github.com/firstlight-dev/firstlight/test/sandbox"
@@ -79,9 +81,11 @@ func (s *scene) publish(ctx context.Context) error {
 		return err
 	}
 	return s.tell.step("firstlight index create "+imageRef, func() (string, error) {
-		cmd := s.lab.Command(ctx, "firstlight", "index", "create", imageRef)
-		out, err := runQuietly(cmd, s.lab.Run)
-		return lastLine(out), err
+		out, err := runQuietly(s.lab.Command(ctx, "firstlight", "index", "create", "-o", "json", imageRef), s.lab.Run)
+		if err != nil {
+			return "", err
+		}
+		return indexNote(out)
 	})
 }
 
@@ -95,6 +99,25 @@ func imageNote(img v1.Image) (string, error) {
 		total += layer.Size
 	}
 	return fmt.Sprintf("%d gzip layers, %s", len(manifest.Layers), megabytes(total)), nil
+}
+
+func indexNote(out []byte) (string, error) {
+	var created struct{ Images []batch.Image }
+	if err := json.Unmarshal(out, &created); err != nil {
+		return "", fmt.Errorf("decode the answer of index create: %w", err)
+	}
+	var size int64
+	layers := 0
+	for _, image := range created.Images {
+		for _, layer := range image.Layers {
+			if layer.Refused != "" {
+				return "", fmt.Errorf("layer %s has no index: %s", layer.Digest, layer.Refused)
+			}
+			size += layer.IndexSize
+			layers++
+		}
+	}
+	return fmt.Sprintf("%d indexes, %.1f MB", layers, float64(size)/1e6), nil
 }
 
 // close ends everything. The folder stays when something failed, for its logs.

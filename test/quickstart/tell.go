@@ -21,7 +21,7 @@ func (t *teller) say(format string, args ...any) {
 // step announces what f does and then how long it took. What f returns as text
 // is shown behind the duration.
 func (t *teller) step(what string, f func() (string, error)) error {
-	fmt.Fprintf(t.out, "  %-58s", what+" ...")
+	fmt.Fprintf(t.out, "  %-64s", what+" ...")
 	start := time.Now()
 	note, err := f()
 	if err != nil {
