@@ -45,6 +45,11 @@ tools-kubernetes: ## only Kubernetes, as one program (about 950 CPU seconds the 
 	cd test/cluster/kubeall && go build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
 	@for part in $(KUBERNETES_PARTS); do ln -sf kubeall $(TOOLS)/$$part; done
 
+.PHONY: cluster
+cluster: tools ## build bin/cluster: a test Kubernetes in seconds, see bin/cluster --help
+	@mkdir -p $(BIN)
+	go build -o $(BIN)/cluster ./test/cluster/cmd/cluster
+
 .PHONY: quickstart
 quickstart: setup ## lazy start and full pull of one image, side by side (root, a few minutes)
 	@go run ./test/quickstart

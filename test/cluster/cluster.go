@@ -237,13 +237,25 @@ func (c *Cluster) Close() error {
 	if c.cgroups.name != "" {
 		errs = append(errs, c.cgroups.remove())
 	}
-	if c.ownDir && !c.keep {
-		errs = append(errs, os.RemoveAll(c.dir))
+	if c.ownDir {
+		errs = append(errs, c.removeDir())
 	}
 	return errors.Join(errs...)
 }
 
-// Keep makes Close leave the state folder with the logs.
+// removeDir removes the state folder, or what is large in it.
+func (c *Cluster) removeDir() error {
+	if !c.keep {
+		return os.RemoveAll(c.dir)
+	}
+	var errs []error
+	for _, large := range []string{"containerd", "etcd", "registry", "varlib"} {
+		errs = append(errs, os.RemoveAll(c.path(large)))
+	}
+	return errors.Join(errs...)
+}
+
+// Keep makes Close leave the logs and the configuration files.
 func (c *Cluster) Keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
