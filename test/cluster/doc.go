@@ -9,13 +9,9 @@
 // another cluster or with the machine's network, so several run side by side
 // and every address and port inside is a constant.
 //
-//   - The init of the namespaces does nothing but exist. It is killed by the
-//     kernel when the process that called [Start] ends, however that ends, and
-//     the kernel then kills every process inside.
-//   - Everything else is done by the calling process. To act inside it borrows
-//     an operating system thread, moves the thread into the namespaces and
-//     throws it away afterwards (see namespaces.enter). No helper program and
-//     no shell takes part, so a test binary needs nothing beside itself.
+//   - Package sandbox makes the namespaces and starts processes in them. The
+//     kernel ends them all when the process that called [Start] ends, however
+//     that ends. A test binary needs no file beside itself.
 //   - The way in for Go clients is [Cluster.Dial]; for other processes
 //     outside it is [Cluster.Forward], a relay on the machine's loopback, which
 //     [Cluster.Kubeconfig] uses.
