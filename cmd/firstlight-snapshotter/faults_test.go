@@ -1,7 +1,10 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -10,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
@@ -282,6 +286,98 @@ func TestLyingIndex(t *testing.T) {
 		t.Errorf("the file was read: %s", out)
 	}
 	m.wantLog(index.ErrMismatch.Error())
+}
+
+// TestIndexLiesAboutNames: the content is right, the modes are not. The check of
+// the complete layer finds out.
+func TestIndexLiesAboutNames(t *testing.T) {
+	m := newMachine(t)
+	m.startSnapshotter("--fill-after", "0s")
+	m.startContainerd()
+	tarOf := func(mode int64) []byte {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		content := []byte("#!/bin/sh\n")
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "tool", Mode: mode, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	image := m.push("image:1", [][]byte{busybox(t), tarOf(0o755)}, plain)
+	m.index(image, func(i int, b []byte) []byte {
+		if i != 1 {
+			return b
+		}
+		honest, err := index.Decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ix, err := scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(tarOf(0o4755)), Size: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ix.Layer, ix.DiffID, ix.Chunks = honest.Layer, honest.DiffID, honest.Chunks
+		if b, err = ix.Encode(); err != nil {
+			t.Fatal(err)
+		}
+		return b
+	})
+	m.pull("firstlight", image.ref)
+	m.waitFor(m.snapshotter, func(context.Context) error {
+		if states := m.states(image.ref); len(states) != 2 || states[1] != nodeapi.StateQuarantined {
+			return fmt.Errorf("states are %v", states)
+		}
+		return nil
+	})
+	m.wantLog("layer quarantined")
+	if out, err := m.container("quarantined", image, "/bin/cat", "/tool"); err == nil {
+		t.Errorf("the file was read: %s", out)
+	}
+}
+
+// TestComplete fetches a layer in the background until nothing is missing. A
+// container started then reads without the registry.
+func TestComplete(t *testing.T) {
+	m := newMachine(t)
+	m.startSnapshotter("--fill-after", "0s")
+	m.startContainerd()
+	layers, implied := trees.Layers(bigFile)
+	image := m.push("image:1", [][]byte{busybox(t), layers[0], layers[1]}, gzipped, plain)
+	m.index(image, nil)
+	m.pull("firstlight", image.ref)
+	complete := nodeapi.StateComplete
+	m.waitFor(m.snapshotter, func(context.Context) error {
+		if d := cmp.Diff([]string{complete, complete, complete}, m.states(image.ref)); d != "" {
+			return errors.New(d)
+		}
+		return nil
+	})
+	down := m.count()
+	before, err := m.container("complete", image, "/bin/sha256sum", "/usr/lib/big.so")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range image.layers {
+		if full, ranged := down.of(l); full+ranged > 0 {
+			t.Errorf("the complete layer %d was asked for", i)
+		}
+	}
+	m.fail(nil)
+	// A new session mounts complete layers from their files.
+	if err := m.snapshotter.Stop(t.Context(), unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	m.startSnapshotter("--fill-after", "-1s")
+	if after, err := m.container("again", image, "/bin/sha256sum", "/usr/lib/big.so"); err != nil || after != before {
+		t.Errorf("after the restart: %q, %v; before %q", after, err, before)
+	}
+	m.sameTree(image, implied)
 }
 
 // worker is the process id of the keeper's child.

@@ -54,7 +54,7 @@ func (h *Handle) Mount(ctx context.Context, id, dir string, lowers []string) (sn
 	sn := store.Snapshot{ID: id, Number: number, Layer: h.layer.Digest, Lazy: true, Bottom: len(lowers) == 0, Mode: string(h.set.Mode), Session: h.set.Session,
 		Size: h.layer.index.Size, Blob: h.layer.Size}
 	t := stack(h.tree, sn.Bottom, inherited)
-	if err := h.set.show(h.layer, sn, t, dir); err != nil {
+	if err := h.set.show(h.layer, &sn, t, dir); err != nil {
 		return snapshots.Usage{}, errors.Join(err, h.set.hide(sn, dir))
 	}
 	if err := h.set.Store.PutSnapshot(ctx, sn); err != nil {
@@ -133,19 +133,25 @@ func dropWhiteouts(t *tree.Tree, n *tree.Node) {
 	}
 }
 
-// show mounts the tree t of l at dir.
-func (s *Set) show(l *layer, sn store.Snapshot, t *tree.Tree, dir string) error {
-	if Mode(sn.Mode) == FUSE {
-		if err := s.Server.AddTree(sn.Number, t, l.lazy); err != nil {
-			return fmt.Errorf("serve tree of layer %s: %w", l.Digest, err)
+// show mounts the tree t of l at dir, in the way that sn.Mode says. What EROFS
+// cannot hold becomes a FUSE tree, and sn.Mode says so then.
+func (s *Set) show(l *layer, sn *store.Snapshot, t *tree.Tree, dir string) error {
+	if Mode(sn.Mode) == EROFS {
+		meta := filepath.Join(filepath.Dir(dir), metaFile)
+		err := writeMeta(meta, t, l)
+		if err == nil {
+			return s.mountEROFS(l, meta, dir)
 		}
-		return bind(filepath.Join(s.FUSEDir, "tree", strconv.FormatUint(sn.Number, 10)), dir)
+		if !errors.Is(err, erofs.ErrUnsupported) {
+			return fmt.Errorf("build EROFS metadata of layer %s: %w", l.Digest, err)
+		}
+		s.Log.Warn("layer is served as a FUSE tree", "layer", l.Digest.String(), "reason", err)
+		sn.Mode = string(FUSE)
 	}
-	meta := filepath.Join(filepath.Dir(dir), metaFile)
-	if err := writeMeta(meta, t, l); err != nil {
-		return fmt.Errorf("build EROFS metadata of layer %s: %w", l.Digest, err)
+	if err := s.Server.AddTree(sn.Number, t, l.lazy); err != nil {
+		return fmt.Errorf("serve tree of layer %s: %w", l.Digest, err)
 	}
-	return s.mountEROFS(l, meta, dir)
+	return bind(filepath.Join(s.FUSEDir, "tree", strconv.FormatUint(sn.Number, 10)), dir)
 }
 
 func (s *Set) mountEROFS(l *layer, meta, dir string) error {

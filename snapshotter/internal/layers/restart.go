@@ -123,7 +123,7 @@ func (s *Set) remount(ctx context.Context, sn store.Snapshot) error {
 	}
 	// The mode may be another than before, after an upgrade of the kernel.
 	sn.Mode, sn.Session = string(s.Mode), s.Session
-	if err := s.show(e.layer, sn, t, dir); err != nil {
+	if err := s.show(e.layer, &sn, t, dir); err != nil {
 		return err
 	}
 	return s.Store.PutSnapshot(ctx, sn)
