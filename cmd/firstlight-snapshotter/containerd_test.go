@@ -92,21 +92,27 @@ func TestTrees(t *testing.T) {
 			layers, implied := trees.Layers(bigFile)
 			for _, tc := range []struct {
 				name   string
+				layers [][]byte // the default is all
 				how    []compression
 				index  bool
 				flags  []string
 				states []string
 			}{
 				{name: "indexed", how: []compression{gzipped, plain}, index: true, states: []string{lazy, lazy, lazy, lazy}},
+				{name: "one layer", layers: layers[:1], how: []compression{gzipped}, index: true, states: []string{lazy}},
+				{name: "a layer twice", layers: [][]byte{layers[0], layers[1], layers[1]}, how: []compression{gzipped}, index: true, states: []string{lazy, lazy, lazy}},
 				{name: "unindexed", how: []compression{gzipped}},
-				{name: "mixed-top", how: []compression{gzipped, zstandard}, index: true, states: []string{lazy, local, lazy, local}},
-				{name: "mixed-bottom", how: []compression{zstandard, gzipped}, index: true, states: []string{local, lazy, local, lazy}},
-				{name: "indexed-local", how: []compression{gzipped}, index: true, flags: []string{"--local"}},
-				{name: "unindexed-local", how: []compression{plain}, flags: []string{"--local"}},
+				{name: "mixed top", how: []compression{gzipped, zstandard}, index: true, states: []string{lazy, local, lazy, local}},
+				{name: "mixed bottom", how: []compression{zstandard, gzipped}, index: true, states: []string{local, lazy, local, lazy}},
+				{name: "indexed local", how: []compression{gzipped}, index: true, flags: []string{"--local"}},
+				{name: "unindexed local", how: []compression{plain}, flags: []string{"--local"}},
 			} {
 				t.Run(tc.name, func(t *testing.T) {
 					m := m.in(t)
-					image := m.push(tc.name+":1", layers, tc.how...)
+					if tc.layers == nil {
+						tc.layers = layers
+					}
+					image := m.push(strings.ReplaceAll(tc.name, " ", "-")+":1", tc.layers, tc.how...)
 					if tc.index {
 						m.index(image, nil)
 					}

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -358,6 +360,7 @@ func TestComplete(t *testing.T) {
 		}
 		return nil
 	})
+	m.checkMetrics(image)
 	down := m.count()
 	before, err := m.container("complete", image, "/bin/sha256sum", "/usr/lib/big.so")
 	if err != nil {
@@ -378,6 +381,38 @@ func TestComplete(t *testing.T) {
 		t.Errorf("after the restart: %q, %v; before %q", after, err, before)
 	}
 	m.sameTree(image, implied)
+}
+
+// checkMetrics reads /metrics. What it says must not grow with images.
+func (m *machine) checkMetrics(image *testImage) {
+	m.Helper()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", m.ns.Root(nodeSocket))
+	}}}
+	resp, err := client.Get("http://node/metrics")
+	if err != nil {
+		m.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		m.Fatal(err)
+	}
+	text := string(b)
+	for _, want := range []string{
+		fmt.Sprintf(`firstlight_snapshotter_layers{state="complete"} %d`, len(image.layers)),
+		`firstlight_snapshotter_chunks{state="missing"} 0`,
+		`firstlight_snapshotter_images_total{outcome="lazy"} 1`,
+	} {
+		if !strings.Contains(text, want) {
+			m.Errorf("metrics lack %s", want)
+		}
+	}
+	for _, never := range []string{registryAddr, "sha256:"} {
+		if strings.Contains(text, never) {
+			m.Errorf("metrics name %s", never)
+		}
+	}
 }
 
 // worker is the process id of the keeper's child.

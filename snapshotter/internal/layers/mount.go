@@ -175,12 +175,12 @@ func (s *Set) hide(sn store.Snapshot, dir string) error {
 	return err
 }
 
-// bind shows the directory from at to, read-only.
+// bind shows the directory from at to, like an EROFS mount: for overlayfs only.
 func bind(from, to string) error {
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("bind %s: %w", from, err)
 	}
-	if err := unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+	if err := unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
 		return errors.Join(fmt.Errorf("make %s read-only: %w", to, err), unmount(to))
 	}
 	return nil

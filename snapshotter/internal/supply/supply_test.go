@@ -116,7 +116,7 @@ func TestAnswersExpire(t *testing.T) {
 				r := &registry{err: tc.err}
 				svc := service(t, dir, s, r)
 				for i, wait := range []time.Duration{0, time.Second, time.Minute} {
-					time.Sleep(wait) // in the bubble's time
+					time.Sleep(wait) //nolint:forbidigo // the bubble's time, which passes at once
 					_, err := svc.Supply(t.Context(), req)
 					if err == nil || errors.Is(err, snapshotter.ErrOrdinary) != tc.ordinary {
 						t.Errorf("question %d: %v", i, err)
