@@ -172,7 +172,7 @@ func (b *Batch) open(ctx context.Context, l image.Layer, fn func(scan.Layer) err
 	if err != nil {
 		return err
 	}
-	defer rc.Close() //nolint:errcheck // only read
+	defer rc.Close()
 	return fn(scan.Layer{
 		Reader: bufio.NewReaderSize(rc, 1<<20), Digest: l.Descriptor.Digest, Size: l.Descriptor.Size, DiffID: l.DiffID,
 		Progress: func(n int) { b.Observer.Read(l.Descriptor.Digest, n) },

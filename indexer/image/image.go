@@ -159,7 +159,7 @@ func (r *resolver) config(ctx context.Context, d ocispec.Descriptor) (*ocispec.I
 	if err != nil {
 		return nil, err
 	}
-	defer rc.Close() //nolint:errcheck // only read
+	defer rc.Close()
 	b, err := io.ReadAll(io.LimitReader(rc, maxConfig))
 	if err != nil {
 		return nil, err

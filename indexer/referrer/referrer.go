@@ -177,7 +177,7 @@ func load(ctx context.Context, f Fetcher, d ocispec.Descriptor) (*index.Index, e
 	if err != nil {
 		return nil, err
 	}
-	defer r.Close() //nolint:errcheck // only read
+	defer r.Close()
 	// Not allocated by the announced size: the registry has to send it first.
 	raw, err := io.ReadAll(io.LimitReader(r, d.Size+1))
 	if err != nil {

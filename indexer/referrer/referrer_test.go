@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -49,7 +49,7 @@ func encoded(t *testing.T, blob []byte) []byte {
 // repository starts a registry and opens a repository of it.
 func repository(t *testing.T, wrap func(http.Handler) http.Handler, opts ...registry.Option) (*referrer.Remote, name.Repository) {
 	t.Helper()
-	h := registry.New(append(opts, registry.Logger(log.New(io.Discard, "", 0)))...)
+	h := registry.New(append(opts, registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)))...)
 	if wrap != nil {
 		h = wrap(h)
 	}

@@ -56,7 +56,7 @@ var _ Store = (*Remote)(nil)
 // NewRemote opens a repository. Registries on this machine are spoken to in
 // plain HTTP, others if the repository's name says so (name.Insecure).
 func NewRemote(repo name.Repository) *Remote {
-	t := remote.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert,errcheck // documented type
+	t := remote.DefaultTransport.(*http.Transport).Clone()
 	t.ResponseHeaderTimeout = headerTimeout
 	t.DisableCompression = true // a blob is what it is, whatever a proxy thinks
 	return &Remote{repo: repo, options: []remote.Option{

@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -164,5 +165,5 @@ func (h *headerHash) add(off int64, p []byte) error {
 }
 
 func (h *headerHash) equal(o *headerHash) bool {
-	return h.next == o.next && string(h.h.Sum(nil)) == string(o.h.Sum(nil))
+	return h.next == o.next && bytes.Equal(h.h.Sum(nil), o.h.Sum(nil))
 }

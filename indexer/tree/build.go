@@ -182,7 +182,7 @@ func (b *Builder) hasImplied(row int) bool {
 // create applies an ordinary entry.
 func (b *Builder) create(parent int, name string, h *tar.Header, data int64) error {
 	row, exists := b.nodes[parent].children[name]
-	if exists && !(b.nodes[row].isDir() && h.Typeflag == tar.TypeDir) {
+	if exists && (h.Typeflag != tar.TypeDir || !b.nodes[row].isDir()) {
 		delete(b.nodes[parent].children, name)
 		exists = false
 	}

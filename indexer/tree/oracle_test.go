@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,8 +15,8 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/archive"
 	"github.com/containerd/continuity/sysx"
+	"github.com/containerd/log"
 	"github.com/google/go-cmp/cmp"
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
@@ -60,7 +59,7 @@ func readDir(t *testing.T, root string) map[string]file {
 		name := "/" + strings.TrimPrefix(strings.TrimPrefix(p, root), "/")
 		f := file{
 			Mode: st.Mode, UID: st.Uid, GID: st.Gid, Mtime: st.Mtim.Nano(), Rdev: st.Rdev,
-			Nlink: uint64(st.Nlink), Size: st.Size, Xattrs: map[string]string{},
+			Nlink: st.Nlink, Size: st.Size, Xattrs: map[string]string{},
 		}
 		if _, ok := first[st.Ino]; !ok {
 			first[st.Ino] = name
@@ -262,6 +261,8 @@ func pack(t *testing.T, hs []tar.Header) []byte {
 
 // The differ warns of every xattr it passes over.
 func TestMain(m *testing.M) {
-	logrus.SetOutput(io.Discard)
+	if err := log.SetLevel("error"); err != nil {
+		panic(err)
+	}
 	os.Exit(m.Run())
 }

@@ -36,7 +36,7 @@ type Decoder struct {
 	onRead func([]byte) // sees every byte from src, in order
 	in     []byte       // inputPad bytes longer than what it may hold
 	ip     int          // next byte to load into the bit buffer
-	iend   int          // end of the input in in
+	iend   int          // end of the input held
 	base   int64        // stream offset of in[0]
 	eof    bool         // no input behind iend
 	bits   uint64       // the bit buffer, next bit lowest

@@ -35,7 +35,7 @@ const (
 //
 //	bits 0..5    bits of input to consume, extra bits included
 //	bits 8..13   code bits alone
-//	bits 16..31  mask of the extra bits
+//	bits 16..31  the extra bits, as a mask
 //	bits 32..47  base
 //	bit 63       escape: bit 62 invalid, else a secondary table (start in 32..47, width in 16..19)
 const (
