@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"math/rand/v2"
+	"strings"
 	"time"
 )
 
@@ -105,6 +106,12 @@ func base(big int) []byte {
 	a.add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/ancient", ModTime: time.Unix(1, 0)}, []byte("1970"))
 	a.add(tar.Header{Typeflag: tar.TypeReg, Name: "etc/future", ModTime: time.Unix(5_000_000_000, 999_999_999)}, []byte("2128"))
 	a.file("etc/"+string(bytes.Repeat([]byte("n"), 255)), "longest name")
+	// A directory and a link target that fill a block of 512 bytes exactly, with
+	// 12 bytes for each name, "." and ".." included.
+	a.dir("etc/exact", 0o755)
+	a.file("etc/exact/"+strings.Repeat("a", 230), "")
+	a.file("etc/exact/"+strings.Repeat("b", 231), "")
+	a.add(tar.Header{Typeflag: tar.TypeSymlink, Name: "etc/exact-link", Linkname: strings.Repeat("0123456/", 64), Mode: 0o777}, nil)
 	a.file("etc/\xff\xfe not UTF-8", "bytes")
 	content := make([]byte, big)
 	rng := rand.New(rand.NewPCG(1, 2))

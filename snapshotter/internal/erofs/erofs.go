@@ -183,7 +183,8 @@ func (im *image) shape(n *tree.Node, p *node) error {
 func (im *image) tail(p *node, size int64) {
 	p.size, p.block = size, im.dataBlocks
 	rest := size % blockSize
-	if inodeSize+int64(p.xattrs)+rest <= blockSize {
+	// Without a rest the kernel would look for the last whole block there.
+	if rest > 0 && inodeSize+int64(p.xattrs)+rest <= blockSize {
 		p.layout, p.inline = layoutInline, int(rest)
 		im.dataBlocks += size / blockSize
 		return
