@@ -17,6 +17,8 @@ const (
 	rowHeight    = 22
 	blockHead    = 34
 	pictureFoot  = 26
+	// leastMs keeps out what would not be seen; the text shows every row.
+	leastMs = 5
 )
 
 // Colours that can be told apart in light, in dark and in grey.
@@ -43,8 +45,8 @@ func draw(w io.Writer, opts options, lazy, full *result) error {
 		}
 		y += 12
 	}
-	fmt.Fprintf(&body, `<text x="0" y="%d" font-size="11">one image, link of %d Mbit/s, fresh node each; blue: stages, green: probes of readiness, yellow: time no stage claims</text>`+"\n",
-		y+12, opts.mbits)
+	fmt.Fprintf(&body, `<text x="0" y="%d" font-size="11">one image, link of %d Mbit/s, fresh node each; blue: stages, green: probes of readiness, yellow: time no stage claims; nothing under %d ms</text>`+"\n",
+		y+12, opts.mbits, leastMs)
 	height := y + pictureFoot
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-12 0 %d %d" width="%d" height="%d" font-family="system-ui, sans-serif" font-size="12" fill="%s">
 <rect x="-12" width="100%%" height="100%%" fill="#fff"/>
@@ -65,7 +67,7 @@ func pictureRows(t *timeline.Timeline) []pictureRow {
 		if row.ID == timeline.Unattributed {
 			shade = gapShade
 		}
-		if !row.Skipped {
+		if !row.Skipped && row.DurationMs >= leastMs {
 			rows = append(rows, pictureRow{row, shade})
 		}
 	}
