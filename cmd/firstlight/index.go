@@ -67,7 +67,7 @@ func (f *indexFlags) register(cmd *cobra.Command) {
 
 // registerJobs adds the flag of commands that read layers.
 func (f *indexFlags) registerJobs(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&f.jobs, "jobs", "j", min(runtime.GOMAXPROCS(0), 4), "layers to work on at a `time`; each takes some 10 MiB of memory")
+	cmd.Flags().IntVarP(&f.jobs, "jobs", "j", min(runtime.GOMAXPROCS(0), 4), "layers to work on at a `time`; each takes some 60 MiB of memory")
 }
 
 // batch opens the store and resolves the image.

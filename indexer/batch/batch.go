@@ -36,7 +36,7 @@ type Observer interface {
 type Batch struct {
 	Store    referrer.Store
 	Images   []image.Image
-	Jobs     int // layers at a time; each takes some 10 MiB
+	Jobs     int // layers at a time; each takes some 60 MiB
 	Observer Observer
 }
 

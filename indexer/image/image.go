@@ -26,10 +26,12 @@ const (
 	maxDepth     = 3 // of image indexes in image indexes
 )
 
-// Docker's names for what OCI calls image index and image manifest.
+// Docker's names for what OCI calls image index, image manifest and image
+// configuration.
 const (
 	dockerList     = "application/vnd.docker.distribution.manifest.list.v2+json"
 	dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
+	dockerConfig   = "application/vnd.docker.container.image.v1+json"
 )
 
 // Image is one image manifest.
@@ -98,7 +100,7 @@ func (r *resolver) addIndex(ctx context.Context, d ocispec.Descriptor, raw []byt
 		return fmt.Errorf("image index %s is nested too deeply or has too many manifests", d.Digest)
 	}
 	for _, m := range list.Manifests {
-		if m.Annotations["vnd.docker.reference.type"] != "" || m.ArtifactType != "" {
+		if m.Annotations["vnd.docker.reference.type"] != "" || !mayBeImage(m.ArtifactType) {
 			continue
 		}
 		if r.match != nil && m.Platform != nil && !r.match.Match(*m.Platform) {
@@ -114,6 +116,16 @@ func (r *resolver) addIndex(ctx context.Context, d ocispec.Descriptor, raw []byt
 		}
 	}
 	return nil
+}
+
+// mayBeImage reports whether a manifest with that artifact type can be an image:
+// some tools give images that of their configuration.
+func mayBeImage(artifactType string) bool {
+	switch artifactType {
+	case "", ocispec.MediaTypeImageConfig, dockerConfig:
+		return true
+	}
+	return false
 }
 
 func (r *resolver) addImage(ctx context.Context, d ocispec.Descriptor, raw []byte) error {

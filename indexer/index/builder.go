@@ -41,6 +41,7 @@ func newEncoder(w io.Writer) (*zstd.Encoder, error) {
 		zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
 		zstd.WithEncoderConcurrency(1),
 		zstd.WithEncoderCRC(false),
+		zstd.WithLowerEncoderMem(true),
 		zstd.WithWindowSize(packWindow))
 	if err != nil {
 		return nil, fmt.Errorf("start zstd: %w", err)
@@ -50,7 +51,7 @@ func newEncoder(w io.Writer) (*zstd.Encoder, error) {
 
 // packWindow is the zstd window of the sections, and so the memory a reader
 // of the header stream needs.
-const packWindow = 4 << 20
+const packWindow = 1 << 20
 
 // AddChunk appends a chunk. For gzip it takes the checkpoint the chunk starts
 // from, the referenced bytes of its window and, for an InBlock checkpoint, the

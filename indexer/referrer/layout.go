@@ -94,7 +94,7 @@ func pick(all []ocispec.Descriptor, ref string) (ocispec.Descriptor, error) {
 		if ref != "" && m.Annotations[ocispec.AnnotationRefName] == ref {
 			return m, nil
 		}
-		if m.ArtifactType == "" {
+		if m.ArtifactType != index.ArtifactType {
 			images = append(images, m)
 		}
 	}
