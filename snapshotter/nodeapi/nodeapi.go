@@ -62,7 +62,7 @@ type Layer struct {
 	State          string `json:"state"`
 	Size           int64  `json:"size"` // uncompressed
 	CompressedSize int64  `json:"compressedSize"`
-	BytesFetched   int64  `json:"bytesFetched"` // from registries, over all runs
+	BytesFetched   int64  `json:"bytesFetched"` // from registries, since the worker started
 	Requests       int64  `json:"requests"`
 	OnDemandWaitMS int64  `json:"onDemandWaitMs"` // time in which at least one reader waited
 	Chunks         int    `json:"chunks"`
