@@ -285,7 +285,7 @@ func TestIdempotency(t *testing.T) {
 		t.Errorf("again: %d %v %s", again.StatusCode, again.Header, replayed)
 	}
 	other, body := f.send(t, "POST", "/v1/environments", strings.Replace(create, "train", "other", 1), key)
-	if other.StatusCode != 422 || code(t, other, body) != api.CodeIdempotencyKeyReused {
+	if other.StatusCode != http.StatusUnprocessableEntity || code(t, other, body) != api.CodeIdempotencyKeyReused {
 		t.Errorf("the key for another request: %d %s", other.StatusCode, body)
 	}
 	new, body := f.send(t, "POST", "/v1/environments", create, map[string]string{"Idempotency-Key": "k-2"})
@@ -411,7 +411,7 @@ func TestSnapshotFirst(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "GET", f.url+"/v1/environments/train/events", http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url+"/v1/environments/train/events", http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -151,7 +151,7 @@ func (c *Client) Tunnel(ctx context.Context, env string, port int) (net.Conn, er
 	conn, err := tunnel.Dial(ctx, c.http, c.url(path(env, "/tunnel")+"?port="+strconv.Itoa(port)), header)
 	var refused *tunnel.RefusedError
 	if errors.As(err, &refused) {
-		if p := decodeProblem(refused.Body); p != nil {
+		if p, ok := decodeProblem(refused.Body); ok {
 			return nil, p
 		}
 	}
@@ -321,20 +321,17 @@ func readProblem(res *http.Response) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errBroken, err)
 	}
-	if kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")); kind == "application/problem+json" {
-		if p := decodeProblem(body); p != nil {
-			return p
-		}
+	kind, _, _ := mime.ParseMediaType(res.Header.Get("Content-Type")) // none is not a problem document
+	if p, ok := decodeProblem(body); ok && kind == "application/problem+json" {
+		return p
 	}
 	return fmt.Errorf("launcher answered %s", res.Status)
 }
 
-func decodeProblem(body []byte) *api.Problem {
+func decodeProblem(body []byte) (*api.Problem, bool) {
 	var p api.Problem
-	if json.Unmarshal(body, &p) != nil || p.Code == "" {
-		return nil
-	}
-	return &p
+	err := json.Unmarshal(body, &p)
+	return &p, err == nil && p.Code != ""
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

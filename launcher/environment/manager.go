@@ -38,7 +38,7 @@ type Manager struct {
 	resolver Resolver
 	log      *slog.Logger
 
-	life context.Context // ends when Run's context does; runs live in it
+	life context.Context //nolint:containedctx // the lifetime of runs, not of a call; ends when Run's context does
 	stop context.CancelFunc
 	wait sync.WaitGroup
 
@@ -85,7 +85,10 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer m.wait.Wait()
 	defer m.stop()
 	all, err := m.store.Environments(ctx, store.Page{Limit: maxEnvironments})
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil // told to end before it began
+	case err != nil:
 		return fmt.Errorf("adopt environments: %w", err)
 	}
 	for i := range all {

@@ -87,14 +87,21 @@ func (r *run) keep(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer cancel()
-			r.flush(last)
+			r.flushLast(ctx)
 			return
 		case <-r.wake:
 			r.flush(ctx)
 		}
 	}
+}
+
+// lastFlush bounds the storing of what is left when a run ends.
+const lastFlush = 10 * time.Second
+
+func (r *run) flushLast(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastFlush)
+	defer cancel()
+	r.flush(ctx)
 }
 
 // flush stores the environment and its pending events. What cannot be stored

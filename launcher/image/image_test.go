@@ -2,8 +2,7 @@ package image_test
 
 import (
 	"errors"
-	"io"
-	"log"
+	"log/slog"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -21,7 +20,7 @@ import (
 )
 
 func TestResolve(t *testing.T) {
-	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	srv := httptest.NewServer(registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug))))
 	t.Cleanup(srv.Close)
 	host := strings.TrimPrefix(srv.URL, "http://")
 	img, err := mutate.Config(empty.Image, v1.Config{

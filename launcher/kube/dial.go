@@ -12,9 +12,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
+	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/firstlight-dev/firstlight/launcher/cluster"
 )
@@ -86,9 +86,9 @@ func (c *Cluster) forward(ctx context.Context, pod string, port int) (net.Conn, 
 	if err != nil {
 		return nil, fmt.Errorf("forward to pod %s: %w", pod, err)
 	}
-	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
-	if ws, err := portforward.NewSPDYOverWebsocketDialer(url, c.rest); err == nil {
-		dialer = portforward.NewFallbackDialer(ws, dialer, func(err error) bool {
+	dialer := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, url)
+	if ws, err := portforward.NewSPDYOverWebsocketDialerForStreaming(url, c.rest); err == nil {
+		dialer = portforward.NewFallbackDialerForStreaming(ws, dialer, func(err error) bool {
 			return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 		})
 	}

@@ -117,9 +117,10 @@ func hasTools(p *corev1.Pod) bool {
 	return false
 }
 
-// denied tells what the cluster refused from what it could not be asked.
+// denied tells what admission refused from what the launcher has no right to
+// ask, which the API server tells apart in words only.
 func denied(what string, err error) error {
-	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "RBAC") {
+	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot create resource") {
 		return classify(what, err)
 	}
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {

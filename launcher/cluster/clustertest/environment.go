@@ -1,6 +1,7 @@
 package clustertest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -65,7 +66,7 @@ func (e *environment) close() {
 func (e *environment) authorize(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
 	for _, line := range e.launch.Agent.SSH.AuthorizedKeys {
 		known, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
-		if err == nil && string(known.Marshal()) == string(key.Marshal()) {
+		if err == nil && bytes.Equal(known.Marshal(), key.Marshal()) {
 			return &ssh.Permissions{}, nil
 		}
 	}
