@@ -5,7 +5,7 @@
 // Each container with vGPUs has a folder "<pod UID>_<container>" below the hook
 // path; HAMi-core makes one "*.cache" file in it at the first CUDA call, so a
 // container without a file has used nothing yet. The folder is the container's
-// to write: nothing in it is trusted, see [ReadRegion].
+// to write: nothing in it is trusted, see package region.
 //
 // HAMi's monitor also writes into regions, to let tasks of high priority go
 // first. This one only reads.
@@ -22,6 +22,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/firstlight-dev/firstlight/sharing/monitor/region"
 )
 
 const (
@@ -56,7 +58,7 @@ type Containers struct {
 // ContainerRegion is a container and what it shares.
 type ContainerRegion struct {
 	Namespace, Pod, Container string
-	Region                    *Region
+	Region                    *region.Region
 }
 
 // Regions returns the regions of the containers that have one. A folder that
@@ -72,12 +74,12 @@ func (c *Containers) Regions() ([]ContainerRegion, error) {
 		if file == "" {
 			return
 		}
-		region, err := ReadRegion(file)
+		shared, err := region.Read(file)
 		if err != nil {
 			c.Log.Debug("region is not read", "namespace", namespace, "pod", pod, "container", container, "error", err)
 			return
 		}
-		regions = append(regions, ContainerRegion{Namespace: namespace, Pod: pod, Container: container, Region: region})
+		regions = append(regions, ContainerRegion{Namespace: namespace, Pod: pod, Container: container, Region: shared})
 	})
 	return regions, err
 }

@@ -2,7 +2,6 @@ package monitor_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,9 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"golang.org/x/sys/unix"
 
 	"github.com/firstlight-dev/firstlight/sharing/monitor"
 	"github.com/firstlight-dev/firstlight/sharing/wire"
@@ -45,126 +42,6 @@ func regionV1() []byte {
 		put64(at+1936, 4) // not being written
 	}
 	return b
-}
-
-// regionV0 is one of the oldest form.
-func regionV0() []byte {
-	b := make([]byte, 1197897)
-	binary.LittleEndian.PutUint32(b[0:], 19920718)
-	binary.LittleEndian.PutUint64(b[48:], 1)
-	copy(b[56:], uuid)
-	binary.LittleEndian.PutUint64(b[1592:], 15000<<20)
-	binary.LittleEndian.PutUint64(b[1720:], 30)
-	binary.LittleEndian.PutUint32(b[1197880:], 1)
-	binary.LittleEndian.PutUint64(b[1848+8+32:], 100<<20)
-	binary.LittleEndian.PutUint64(b[1848+776+16:], 12)
-	return b
-}
-
-func write(t *testing.T, b []byte) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "x.cache")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func TestReadRegion(t *testing.T) {
-	got, err := monitor.ReadRegion(write(t, regionV1()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := &monitor.Region{LastKernel: now.Add(-7 * time.Second), Devices: []monitor.RegionDevice{{
-		UUID: uuid, LimitBytes: 15000 << 20, CoreLimit: 30, UsedBytes: 200 << 20,
-		Context: 2 << 20, Module: 4 << 20, Buffer: 6 << 20, Utilization: 24,
-	}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("v1 (-want +got):\n%s", diff)
-	}
-	got, err = monitor.ReadRegion(write(t, regionV0()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want = &monitor.Region{Devices: []monitor.RegionDevice{{
-		UUID: uuid, LimitBytes: 15000 << 20, CoreLimit: 30, UsedBytes: 100 << 20, Utilization: 12,
-	}}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("v0 (-want +got):\n%s", diff)
-	}
-}
-
-func TestReadRegionOfBadContainers(t *testing.T) {
-	change := func(f func([]byte)) []byte {
-		b := regionV1()
-		f(b)
-		return b
-	}
-	for name, tc := range map[string]struct {
-		content []byte
-		devices int // -1: refused
-	}{
-		"empty":            {nil, -1},
-		"short":            {regionV1()[:1<<20], -1},
-		"no magic":         {change(func(b []byte) { b[0] = 0 }), -1},
-		"other version":    {change(func(b []byte) { b[4] = 9 }), -1},
-		"too many devices": {change(func(b []byte) { binary.LittleEndian.PutUint64(b[56:], 1<<60) }), 16},
-		"too many procs":   {change(func(b []byte) { binary.LittleEndian.PutUint32(b[2008896:], 1<<31) }), 1},
-		"always written":   {change(func(b []byte) { b[1856+1936] = 5 }), 1},
-		"sums overflow": {change(func(b []byte) {
-			for slot := range 2 {
-				binary.LittleEndian.PutUint64(b[1856+slot*1960+8+32:], 1<<63+1)
-			}
-		}), 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r, err := monitor.ReadRegion(write(t, tc.content))
-			if tc.devices < 0 {
-				if err == nil {
-					t.Errorf("ReadRegion = %+v, want an error", r)
-				}
-				return
-			}
-			if err != nil || len(r.Devices) != tc.devices {
-				t.Fatalf("ReadRegion = %+v, %v; want %d devices", r, err, tc.devices)
-			}
-		})
-	}
-}
-
-func TestReadRegionFollowsNothing(t *testing.T) {
-	dir := t.TempDir()
-	link, fifo := filepath.Join(dir, "link.cache"), filepath.Join(dir, "fifo.cache")
-	if err := os.Symlink(write(t, regionV1()), link); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(fifo, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{link, fifo, dir, filepath.Join(dir, "missing")} {
-		if _, err := monitor.ReadRegion(path); err == nil {
-			t.Errorf("%s was read", path)
-		}
-	}
-	if _, err := monitor.ReadRegion(dir); !errors.Is(err, monitor.ErrRegion) {
-		t.Errorf("a folder: %v", err)
-	}
-}
-
-func FuzzReadRegion(f *testing.F) {
-	f.Add(uint64(1), uint32(2), uint32(1), []byte("GPU-x"))
-	f.Add(uint64(1<<63), uint32(1<<31), uint32(2), []byte{0xff})
-	f.Fuzz(func(t *testing.T, devices uint64, procs, major uint32, text []byte) {
-		b := regionV1()
-		binary.LittleEndian.PutUint32(b[4:], major)
-		binary.LittleEndian.PutUint64(b[56:], devices)
-		binary.LittleEndian.PutUint32(b[2008896:], procs)
-		copy(b[64:64+96], text)
-		r, err := monitor.ReadRegion(write(t, b))
-		if err == nil && len(r.Devices) > 16 {
-			t.Errorf("%d devices", len(r.Devices))
-		}
-	})
 }
 
 // names knows one pod.

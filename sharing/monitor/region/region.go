@@ -1,9 +1,16 @@
-package monitor
+// Package region reads the file in which HAMi-core's processes of one container
+// share what they use of their vGPUs.
+//
+// The container owns the file and can write anything to it at any moment. It is
+// therefore read, never mapped: a mapping of a file that is made shorter kills
+// its reader. Versions 0, 1.1 and 1.2 of the format are known.
+package region
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"strings"
@@ -12,15 +19,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrRegion means that a file is no region that can be read.
-var ErrRegion = errors.New("not a shared region of HAMi-core")
+// ErrFormat means that a file is no region that can be read.
+var ErrFormat = errors.New("not a shared region of HAMi-core")
 
 const (
-	// regionMagic is at the start of an initialised region.
-	regionMagic = 19920718
-	maxDevices  = 16
-	maxProcs    = 1024
-	uuidBytes   = 96
+	// magicReady is at the start of an initialised region.
+	magicReady = 19920718
+	maxDevices = 16
+	maxProcs   = 1024
+	uuidBytes  = 96
 	// uuidLabel is how much of it is the UUID: "GPU-" and 36 characters.
 	uuidLabel = 40
 	// slotTries is how often a slot that is being written is read again.
@@ -59,12 +66,12 @@ var (
 
 // Region is what a container's processes share about their vGPUs.
 type Region struct {
-	Devices    []RegionDevice
+	Devices    []Device
 	LastKernel time.Time // zero if unknown
 }
 
-// RegionDevice is one vGPU, summed over the container's processes.
-type RegionDevice struct {
+// Device is one vGPU, summed over the container's processes.
+type Device struct {
 	UUID        string
 	LimitBytes  uint64 // 0 for none
 	CoreLimit   uint64 // percent
@@ -75,10 +82,10 @@ type RegionDevice struct {
 	Utilization uint64 // percent of cores
 }
 
-// ReadRegion reads a region's file. The container can write to the file, make
+// Read reads a region's file. The container can write to the file, make
 // it shorter at any moment, or put something else in its place; so it is read,
 // not mapped, links are not followed, and every number is bounded.
-func ReadRegion(path string) (*Region, error) {
+func Read(path string) (*Region, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open region: %w", err)
@@ -89,10 +96,14 @@ func ReadRegion(path string) (*Region, error) {
 		return nil, fmt.Errorf("open region: %w", err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is no regular file", ErrRegion, path)
+		return nil, fmt.Errorf("%w: %s is no regular file", ErrFormat, path)
 	}
-	r := reader{file: f}
-	l, err := r.layout(info.Size())
+	return parse(f, info.Size())
+}
+
+func parse(file io.ReaderAt, size int64) (*Region, error) {
+	r := reader{file: file}
+	l, err := r.layout(size)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +116,7 @@ func ReadRegion(path string) (*Region, error) {
 
 // reader reads numbers at offsets and remembers the first error.
 type reader struct {
-	file *os.File
+	file io.ReaderAt
 	err  error
 }
 
@@ -129,18 +140,18 @@ func (r *reader) layout(size int64) (layout, error) {
 	switch {
 	case r.err != nil:
 		return layout{}, fmt.Errorf("read region: %w", r.err)
-	case magic != regionMagic:
-		return layout{}, fmt.Errorf("%w: it is not initialised", ErrRegion)
+	case magic != magicReady:
+		return layout{}, fmt.Errorf("%w: it is not initialised", ErrFormat)
 	case size >= v0.size && size < v1.size:
 		return v0, nil
 	case size >= v1.size && major == 1:
 		return v1, nil
 	}
-	return layout{}, fmt.Errorf("%w: %d bytes of version %d", ErrRegion, size, major)
+	return layout{}, fmt.Errorf("%w: %d bytes of version %d", ErrFormat, size, major)
 }
 
 func (r *reader) region(l layout) *Region {
-	region := &Region{Devices: make([]RegionDevice, min(r.u64(l.count), maxDevices))}
+	region := &Region{Devices: make([]Device, min(r.u64(l.count), maxDevices))}
 	for i := range region.Devices {
 		d := &region.Devices[i]
 		at := int64(i)
