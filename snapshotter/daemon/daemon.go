@@ -174,7 +174,7 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 	}
 	mode, disabled := w.choose(ctx)
 	w.server = fusefs.New(w.log)
-	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, UserAgent: "firstlight-snapshotter/" + version})
+	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log})
 	w.layers, err = layers.Open(ctx, layers.Config{
 		Store: w.store, Cache: w.cache, Server: w.server, FUSEDir: w.cfg.FUSEDir(), Mode: mode, Session: session,
 		Indexes: filepath.Join(w.cfg.Root, "indexes"),

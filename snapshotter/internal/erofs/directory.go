@@ -40,7 +40,7 @@ func split(all []tree.Child, first int) (n, used int) {
 
 // directorySize is the size of a directory's data: the last block counts only
 // as far as it is used.
-func directorySize(t *tree.Tree, n *tree.Node) int64 {
+func directorySize(n *tree.Node) int64 {
 	all := make([]tree.Child, 0, len(n.Children)+2)
 	all = append(all, tree.Child{Name: "."}, tree.Child{Name: ".."})
 	all = append(all, n.Children...)

@@ -171,7 +171,7 @@ func (im *image) shape(n *tree.Node, p *node) error {
 		p.layout, p.size = layoutChunked, n.Size
 		p.inline = chunkIndexSize * int((n.Size-1)>>chunkBits(n.Size)+1)
 	case unix.S_IFDIR:
-		im.tail(p, directorySize(im.tree, n))
+		im.tail(p, directorySize(n))
 	case unix.S_IFLNK:
 		im.tail(p, int64(len(n.Target)))
 	}

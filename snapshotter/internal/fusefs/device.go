@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -60,20 +59,12 @@ func options(l *slog.Logger) *fuse.MountOptions {
 		EnableSymlinkCaching:     true,
 		ExplicitDataCacheControl: true,
 		ExtraCapabilities:        fuse.CAP_NO_OPENDIR_SUPPORT,
-		Logger:                   log.New(logWriter{l}, "", 0),
+		Logger:                   slog.NewLogLogger(l.Handler(), slog.LevelWarn),
 		PanicHandler: func(v any) fuse.Status {
 			l.Error("panic while answering the kernel", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			return fuse.EIO
 		},
 	}
-}
-
-// logWriter passes go-fuse's own complaints on.
-type logWriter struct{ l *slog.Logger }
-
-func (w logWriter) Write(p []byte) (int, error) {
-	w.l.Warn("fuse protocol", "message", string(p))
-	return len(p), nil
 }
 
 // Mount opens /dev/fuse and mounts it, read-only and for root to mount further.
@@ -257,7 +248,7 @@ func (l *loop) answer(ctx context.Context, req []byte) {
 
 // payload is how many bytes of data the answer to a request may hold.
 func payload(req []byte) int {
-	at := 0
+	var at int
 	switch opcode(req) {
 	case opRead, opReadDir, opReadDirPlus:
 		at = readSizeOffset

@@ -158,7 +158,7 @@ func (m *mount) await(t *testing.T, name string) {
 		if t.Context().Err() != nil {
 			t.Fatalf("no %s", name)
 		}
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 }
 

@@ -164,9 +164,9 @@ func (o *ops) Readlink(_ <-chan struct{}, h *fuse.InHeader) ([]byte, fuse.Status
 func (o *ops) Read(interrupt <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse.Status) {
 	buf = buf[:min(len(buf), int(in.Size))]
 	kind, id, _ := splitNode(in.NodeId)
+	off := int64(in.Offset)
 	var r LayerReader
-	off, size := int64(in.Offset), int64(0)
-	var base int64
+	var base, size int64
 	if kind == kindLayer {
 		if r = o.s.layer(id); r == nil {
 			return nil, fuse.EIO

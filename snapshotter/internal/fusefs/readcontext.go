@@ -19,9 +19,9 @@ var errKilled = errors.New("reading process was killed")
 // begins when something asks for Done, so a read that finds its data pays
 // nothing.
 type readContext struct {
-	context.Context
-	interrupt <-chan struct{}
-	pid       uint32
+	context.Context //nolint:containedctx // it is one: this is what has no Done of its own
+	interrupt       <-chan struct{}
+	pid             uint32
 
 	once sync.Once
 	stop chan struct{}

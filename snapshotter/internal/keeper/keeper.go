@@ -112,7 +112,7 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, k.unmount()) }()
-	if err := k.listen(); err != nil {
+	if err := k.listen(ctx); err != nil {
 		return err
 	}
 	return k.keep(ctx)
@@ -169,20 +169,20 @@ func (k *keeper) unmount() error {
 	return errors.Join(err, k.device.Close())
 }
 
-func (k *keeper) listen() error {
+func (k *keeper) listen(ctx context.Context) error {
 	for _, s := range k.cfg.Sockets {
-		if err := k.listenOn(s); err != nil {
+		if err := k.listenOn(ctx, s); err != nil {
 			return fmt.Errorf("listen on %s: %w", s.Path, err)
 		}
 	}
 	return nil
 }
 
-func (k *keeper) listenOn(s Socket) error {
+func (k *keeper) listenOn(ctx context.Context, s Socket) error {
 	if err := os.MkdirAll(filepath.Dir(s.Path), 0o711); err != nil {
 		return err
 	}
-	if c, err := net.DialTimeout("unix", s.Path, time.Second); err == nil {
+	if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", s.Path); err == nil {
 		_ = c.Close()
 		return errors.New("another process serves it; stop that first")
 	}
@@ -210,13 +210,20 @@ func (k *keeper) listenOn(s Socket) error {
 // keep runs workers, one after the other.
 func (k *keeper) keep(ctx context.Context) error {
 	starts := rate.NewLimiter(rate.Every(pause), burst)
-	for starts.Wait(ctx) == nil {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(starts.Reserve().Delay()):
+		}
 		state, err := k.work(ctx)
 		if err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
+		select {
+		case <-ctx.Done():
 			return nil
+		default:
 		}
 		if !k.ready && state.Exited() {
 			return fmt.Errorf("%w: %s", ErrWorker, state)
@@ -224,7 +231,6 @@ func (k *keeper) keep(ctx context.Context) error {
 		k.about.Restarts++
 		k.log.Error("worker died, starting another", "how", state.String(), "restarts", k.about.Restarts)
 	}
-	return nil
 }
 
 // work runs one worker to its end.

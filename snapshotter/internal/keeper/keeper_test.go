@@ -282,7 +282,7 @@ func TestWorkerKilledWhileReading(t *testing.T) {
 			if t.Failed() {
 				break
 			}
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 		pid, restarts := f.hello(t)
 		if restarts != k {

@@ -136,7 +136,7 @@ func TestRandomReads(t *testing.T) {
 			}
 			wg.Wait()
 			st := f.layer.Stats()
-			if st.BytesFetched > f.ix.CompressedSize+int64(st.Requests) || st.OnDemandReads == 0 || st.Failures != 0 {
+			if st.BytesFetched > f.ix.CompressedSize+st.Requests || st.OnDemandReads == 0 || st.Failures != 0 {
 				t.Errorf("a chunk was fetched twice, or nothing counted: %+v of %d bytes", st, f.ix.CompressedSize)
 			}
 		})
@@ -174,7 +174,7 @@ func TestSingleFlight(t *testing.T) {
 		})
 	}
 	for f.layer.Stats().OnDemandReads < 20 {
-		time.Sleep(time.Millisecond)
+		<-time.After(time.Millisecond)
 	}
 	close(release)
 	wg.Wait()

@@ -74,10 +74,11 @@ func (l *Layer) want(ctx context.Context, first, last int, u urgency) []*pending
 		l.runs.Add(1)
 		// A run outlives the reader that started it: others may wait by now,
 		// and the bytes on the wire are paid for.
-		if u != background {
-			ctx = context.WithoutCancel(ctx)
+		if u == background {
+			go l.fetch(ctx, r)
+			continue
 		}
-		go l.fetch(ctx, r)
+		go l.fetch(context.WithoutCancel(ctx), r)
 	}
 	return waits
 }

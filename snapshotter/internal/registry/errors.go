@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -65,33 +66,35 @@ func (e *Error) Unwrap() []error {
 	return []error{e.Kind, e.Cause}
 }
 
-// Permanent says that asking again soon will not help.
-func (e *Error) Permanent() bool {
-	switch e.Kind {
-	case ErrNoRanges, ErrForbidden, ErrNotFound, ErrRange, ErrUnauthorized:
-		return true
-	}
-	return false
+// is says whether the error is of one of the kinds.
+func (e *Error) is(kinds ...error) bool {
+	return slices.ContainsFunc(kinds, func(k error) bool { return errors.Is(e.Kind, k) })
 }
 
+// Permanent says that asking again soon will not help.
+func (e *Error) Permanent() bool {
+	return e.is(ErrNoRanges, ErrForbidden, ErrNotFound, ErrRange, ErrUnauthorized)
+}
+
+// hint says what to do about a kind of failure.
 func hint(kind error) string {
-	switch kind {
-	case ErrNoRanges:
-		return "the layer must be pulled in full; use a registry or mirror with range support for lazy starts"
-	case ErrUnauthorized:
-		return "check this host's credentials in the snapshotter's docker config"
-	case ErrForbidden:
-		return "the credentials lack pull permission for this repository"
-	case ErrNotFound:
-		return "it was deleted from the registry, or the name is wrong"
-	case ErrRange:
-		return "the blob there is not as long as the manifest says; push the image again"
-	case ErrThrottled:
-		return "the registry limits requests; it is asked again later"
-	case ErrUnavailable, ErrTimeout:
-		return "check that the registry is up and this node can reach it"
-	case ErrResponse:
-		return "something between this node and the registry changes its answers"
+	for _, h := range []struct {
+		kind error
+		text string
+	}{
+		{ErrNoRanges, "the layer must be pulled in full; use a registry or mirror with range support for lazy starts"},
+		{ErrUnauthorized, "check this host's credentials in the snapshotter's docker config"},
+		{ErrForbidden, "the credentials lack pull permission for this repository"},
+		{ErrNotFound, "it was deleted from the registry, or the name is wrong"},
+		{ErrRange, "the blob there is shorter than the manifest says; push the image again"},
+		{ErrThrottled, "the registry limits requests; it is asked again later"},
+		{ErrUnavailable, "check that the registry is up and this node can reach it"},
+		{ErrTimeout, "check that the registry is up and this node can reach it"},
+		{ErrResponse, "something between this node and the registry changes its answers"},
+	} {
+		if errors.Is(kind, h.kind) {
+			return h.text
+		}
 	}
 	return ""
 }

@@ -44,7 +44,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/log"
 	"github.com/docker/cli/cli/config/configfile"
-	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus" //nolint:depguard // what containerd's code logs through
 )
 
 const (

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"path"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	remoteerrors "github.com/containerd/containerd/v2/core/remotes/errors"
 )
 
 const (
@@ -86,7 +88,7 @@ func (r *Repository) tryHost(ctx context.Context, h docker.RegistryHost, q reque
 	for try := 1; ; try++ {
 		resp, err := r.authorized(ctx, h, q)
 		var e *Error
-		if err == nil || !errors.As(err, &e) || try == maxTries || e.Permanent() || e.Kind == ErrTimeout || e.Kind == ErrResponse {
+		if err == nil || !errors.As(err, &e) || try == maxTries || e.Permanent() || e.is(ErrTimeout, ErrResponse) {
 			return resp, err
 		}
 		wait := max(pause, retryAfter(err))
@@ -201,7 +203,7 @@ func (r *Repository) follow(ctx context.Context, h docker.RegistryHost, q reques
 	for k, v := range q.query {
 		query[k] = v
 	}
-	if h.Host != r.registry && !(r.registry == "docker.io" && h.Host == "registry-1.docker.io") {
+	if h.Host != r.registry && (r.registry != "docker.io" || h.Host != "registry-1.docker.io") {
 		query.Set("ns", r.registry)
 	}
 	u.RawQuery = query.Encode()
@@ -287,8 +289,11 @@ func (r *Repository) send(ctx context.Context, h docker.RegistryHost, u *url.URL
 // authFailure tells a token server that refuses from one that is away.
 func (r *Repository) authFailure(ctx context.Context, h docker.RegistryHost, err error) error {
 	kind, cause := classify(ctx, err)
-	if s := (interface{ Temporary() bool })(nil); kind == ErrUnavailable && !errors.As(err, &s) {
-		kind = ErrUnauthorized
+	var status remoteerrors.ErrUnexpectedStatus
+	if n := net.Error(nil); errors.As(err, &status) && status.StatusCode >= 500 {
+		kind = ErrUnavailable
+	} else if errors.Is(kind, ErrUnavailable) && !errors.As(err, &n) {
+		kind = ErrUnauthorized // there was an answer
 	}
 	return &Error{Host: h.Host, Kind: kind, Cause: fmt.Errorf("get a token: %w", cause)}
 }
