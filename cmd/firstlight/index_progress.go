@@ -17,7 +17,7 @@ import (
 )
 
 // barTemplate shows a layer on a terminal.
-const barTemplate = `{{string . "layer"}} {{bar . "[" "=" ">" " " "]"}} {{counters .}} {{speed . "%s/s" ""}} {{string . "note"}}`
+const barTemplate = `{{string . "layer"}} {{bar . "[" "=" ">" " " "]"}} {{counters .}} {{speed . "%s/s" " "}} {{string . "note"}}`
 
 // indexProgress shows how layers go on: bars on a terminal, else a line for each
 // layer when it is done.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -60,7 +61,7 @@ func testImage(t *testing.T, arch string, blobs ...[]byte) v1.Image {
 		t.Fatal(err)
 	}
 	for _, b := range blobs {
-		l, err := tarball.LayerFromReader(bytes.NewReader(b), tarball.WithMediaType(types.OCILayer))
+		l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b)), nil }, tarball.WithMediaType(types.OCILayer))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -202,6 +203,8 @@ func (r *Remote) explain(what string, err error) error {
 		return fmt.Errorf("%s of %s: %w: %w (the account of the docker configuration may not do this)", what, r.repo, errdefs.ErrPermissionDenied, err)
 	case errors.As(err, &te) && te.StatusCode == http.StatusMethodNotAllowed:
 		return fmt.Errorf("%s of %s: %w: %w (the registry does not allow it)", what, r.repo, errdefs.ErrNotImplemented, err)
+	case !errors.As(err, &te) && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+		return fmt.Errorf("%s: registry %s speaks plain HTTP, which has to be asked for: %w", what, host, err)
 	case !errors.As(err, &te) && errors.As(err, &ne):
 		return fmt.Errorf("%s: registry %s is not reachable: %w", what, host, err)
 	}
