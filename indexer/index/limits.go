@@ -21,7 +21,7 @@ const (
 	// MaxChunkCompressed bounds the blob bytes of one chunk. DEFLATE cannot
 	// grow ordinary data by more than a few bytes in 64 KiB, so only empty
 	// blocks, empty members or long gzip header fields come near it. It bounds the
-	// time a hostile chunk takes to inflate: some two seconds.
+	// time a hostile chunk takes to inflate: an estimated four seconds.
 	MaxChunkCompressed = 4 << 20
 	// MaxHeaders bounds the header stream, unpacked: a million entries with a
 	// PAX record each. It is only ever streamed.
