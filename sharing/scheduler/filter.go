@@ -54,7 +54,11 @@ func (s *Scheduler) Filter(ctx context.Context, args extender.ExtenderArgs) (*ex
 	if whatIf {
 		ttl = 0
 	}
-	choice := s.ledger.Reserve(keyOf(pod), d, s.policies(ctx, pod, d), names, ttl)
+	policies := s.policies(ctx, pod, d)
+	choice := s.ledger.Reserve(keyOf(pod), d, policies, names, ttl)
+	if choice.Node == "" && s.refresh(ctx, choice.Failed) {
+		choice = s.ledger.Reserve(keyOf(pod), d, policies, names, ttl)
+	}
 	if whatIf {
 		return answerWhatIf(args.Nodes, choice), nil
 	}

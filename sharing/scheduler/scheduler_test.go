@@ -13,8 +13,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 	extender "k8s.io/kube-scheduler/extender/v1"
 
@@ -145,6 +147,18 @@ func TestClosedNodes(t *testing.T) {
 				t.Errorf("n1 fails with %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// kube-scheduler may see the device plugin come back before our own watch does.
+func TestPluginBackBeforeTheWatchSays(t *testing.T) {
+	c := newCluster(t, node("n1", func(n *corev1.Node) { n.Status.Allocatable = nil }))
+	c.client.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, node("n1", nil), nil
+	})
+	result := c.filter(c.create("dev", share("15000"), nil), "n1")
+	if result.NodeNames == nil || len(*result.NodeNames) != 1 {
+		t.Errorf("filter = %+v", result)
 	}
 }
 

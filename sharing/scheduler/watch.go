@@ -97,6 +97,9 @@ func (s *Scheduler) block(pod *corev1.Pod, why string) {
 
 func (s *Scheduler) nodeChanged(node *corev1.Node) { s.ledger.SetNode(node.Name, factsOf(node)) }
 
+// pluginGone is why a node with cards takes no work when kubelet counts none.
+const pluginGone = "node's device plugin is not running: it has no allocatable " + wire.ResourceCount
+
 // factsOf reads a node. Cards are usable only while the kubelet counts devices:
 // it stops when the device plugin is gone.
 func factsOf(node *corev1.Node) NodeFacts {
@@ -115,7 +118,7 @@ func factsOf(node *corev1.Node) NodeFacts {
 		}
 	}
 	if q := node.Status.Allocatable[wire.ResourceCount]; q.Value() <= 0 {
-		f.Closed = "node's device plugin is not running: it has no allocatable " + wire.ResourceCount
+		f.Closed = pluginGone
 	}
 	return f
 }

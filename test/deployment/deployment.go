@@ -11,10 +11,10 @@ import (
 	"context"
 	_ "embed"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/firstlight-dev/firstlight/test/cluster"
 	"github.com/firstlight-dev/firstlight/test/sandbox"
@@ -41,9 +41,6 @@ const (
 	SchedulerMetrics = "127.0.0.1:9395"
 	PluginMetrics    = "127.0.0.1:9394"
 	LauncherAddress  = "127.0.0.1:7070"
-
-	// listenTimeout bounds the wait for kubelet to take the devices.
-	listenTimeout = time.Minute
 )
 
 var (
@@ -178,12 +175,20 @@ func (d *Deployment) StartDevicePlugin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.cluster.Kubectl(ctx, "wait", "node/"+d.cluster.Node(), "--timeout="+listenTimeout.String(),
-		`--for=jsonpath={.status.allocatable.nvidia\.com/gpu}`)
-	if err != nil {
-		return fmt.Errorf("%w; the end of %s:\n%s", err, d.DevicePlugin.Log, d.DevicePlugin.Tail())
-	}
-	return nil
+	return d.waitCards(ctx)
+}
+
+// waitCards waits until the node's status counts devices. It says 0 while a
+// plugin that was there before is gone.
+func (d *Deployment) waitCards(ctx context.Context) error {
+	return d.DevicePlugin.WaitReady(ctx, func(ctx context.Context) error {
+		count, err := d.cluster.Kubectl(ctx, "get", "node", d.cluster.Node(), "--output",
+			`jsonpath={.status.allocatable.nvidia\.com/gpu}`)
+		if err == nil && (count == "" || count == "0") {
+			err = errors.New("the node has no allocatable cards")
+		}
+		return err
+	})
 }
 
 func (d *Deployment) spawn(ctx context.Context, program string, args ...string) (*sandbox.Process, error) {
