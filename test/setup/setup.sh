@@ -15,6 +15,7 @@ needs() {
 /usr/sbin/iptables         iptables                  serves the CNI portmap plugin
 /usr/bin/xz                xz-utils                  unpacks Debian packages
 /usr/bin/zstd              zstd                      unpacks Debian packages
+/usr/bin/ssh               openssh-client            checks the agent against a stock client
 /usr/bin/wget              wget                      downloads for debootstrap
 /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring checks Debian's signatures
 /usr/bin/gpgv              gpgv                      checks Debian's signatures
