@@ -17,7 +17,7 @@ var errNeedsShell = errors.New("this image has no shell, and the command needs o
 // splitWords splits a command line as a shell would, for images that have no
 // shell: blanks separate, quotes and backslashes protect. It refuses what a
 // shell would expand or act on rather than pass it on with another meaning.
-func splitWords(line string) ([]string, error) {
+func splitWords(line string) ([]string, error) { //nolint:gocyclo // one case for each kind of byte
 	if len(line) > maxCommandBytes {
 		return nil, fmt.Errorf("command is longer than %d bytes", maxCommandBytes)
 	}

@@ -285,7 +285,7 @@ func freeAddresses(address string) (ssh, status string, err error) {
 		if err != nil {
 			return "", "", err
 		}
-		defer l.Close() // both stay taken until both are found
+		defer l.Close() //nolint:gocritic // both stay taken until both are found
 		addr, ok := l.Addr().(*net.TCPAddr)
 		if !ok {
 			return "", "", fmt.Errorf("listen on %s: no TCP address", address)
