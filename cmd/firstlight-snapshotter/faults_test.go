@@ -254,7 +254,7 @@ func TestTruncatedLayer(t *testing.T) {
 	} else if !strings.Contains(err.Error(), "input/output error") && !strings.Contains(err.Error(), "I/O error") {
 		t.Errorf("the reader got %v, want an I/O error", err)
 	}
-	m.wantLog(cut.digest.String(), "not as long as the manifest says")
+	m.wantLog(cut.digest.String(), "shorter than the manifest says")
 }
 
 // TestLyingIndex: an index that names the layer but describes other bytes. No
