@@ -26,7 +26,7 @@ func newCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:           "firstlight-device-plugin",
-		Short:         "offer this node's cards as vGPUs",
+		Short:         "Offer this node's cards as vGPUs",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

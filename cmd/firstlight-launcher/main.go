@@ -6,8 +6,8 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/firstlight-dev/firstlight/launcher/api"
@@ -27,15 +28,42 @@ import (
 )
 
 func main() {
-	path := flag.String("config", "/etc/firstlight/launcher.yaml", "configuration file")
-	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *path)
+	err := newCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "firstlight-launcher:", err)
 		os.Exit(1)
 	}
+}
+
+func newCommand() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "firstlight-launcher",
+		Short: "Serve the launcher: specs, environments and their timelines",
+		Long: `Serves the launcher's API and page: it keeps Instance Specs, brings environments
+up on its clusters, and measures when they are usable. The API describes itself
+at /openapi.yaml.`,
+		Example: `  firstlight-launcher config > /etc/firstlight/launcher.yaml   # then edit it
+  firstlight-launcher --config /etc/firstlight/launcher.yaml`,
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), path) },
+	}
+	cmd.Flags().StringVar(&path, "config", "/etc/firstlight/launcher.yaml", "configuration `file`")
+	cmd.AddCommand(&cobra.Command{
+		Use:   "config",
+		Short: "Print an example of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := io.WriteString(cmd.OutOrStdout(), config.Example)
+			return err
+		},
+	})
+	return cmd
 }
 
 // shutdownTimeout bounds the end of open requests. Streams and tunnels are

@@ -27,7 +27,7 @@ func newCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:           "firstlight-scheduler",
-		Short:         "schedule vGPUs beside the stock kube-scheduler",
+		Short:         "Schedule vGPUs beside the stock kube-scheduler",
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -55,6 +55,8 @@ func TestEnvExitCodes(t *testing.T) {
 		"no explanation":   {"env explain x", exitNotFound, "no such thing"},
 		"no spec":          {"spec get x", exitNotFound, "no such thing"},
 		"unknown flag":     {"env ls --nope", exitUsage, "nope"},
+		"unknown below":    {"env lss", exitUsage, `did you mean "ls"`},
+		"no name":          {"env create", exitUsage, "firstlight env create --help"},
 		"unknown output":   {"env ls -o xml", exitUsage, "xml"},
 		"wrong reference":  {"spec get x@0", exitUsage, "x@0"},
 		"no file":          {"env create a --file /nonexistent", exitError, "/nonexistent"},

@@ -22,7 +22,7 @@ import (
 func newIndexCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "index",
-		Short: "make and look after the indexes that let images start lazily",
+		Short: "Make and look after the indexes that let images start lazily",
 		Long: `An index lets a node start an image before its layers are there: it says where in
 each layer every file lies and how to read it from there. Indexes are kept beside
 the image, in its registry or OCI layout folder, as an artifact that refers to it;
@@ -67,7 +67,7 @@ func (f *indexFlags) register(cmd *cobra.Command) {
 
 // registerJobs adds the flag of commands that read layers.
 func (f *indexFlags) registerJobs(cmd *cobra.Command) {
-	cmd.Flags().IntVarP(&f.jobs, "jobs", "j", min(runtime.GOMAXPROCS(0), 4), "layers to work on at a `time`; each takes some 60 MiB of memory")
+	cmd.Flags().IntVarP(&f.jobs, "jobs", "j", min(runtime.GOMAXPROCS(0), 4), "`number` of layers to work on at a time; each takes some 60 MiB of memory")
 }
 
 // batch opens the store and resolves the image.

@@ -13,7 +13,7 @@ func newIndexCreateCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "create IMAGE",
-		Short: "index the layers of an image and publish the indexes beside it",
+		Short: "Index the layers of an image and publish the indexes beside it",
 		Long: `Reads each layer once, makes its index and publishes them as one artifact for each
 image manifest. Layers whose index is there already are not read again. A layer
 that cannot be indexed exactly is reported with the reason; it is pulled in full.`,
@@ -45,7 +45,7 @@ func newIndexListCommand() *cobra.Command {
 	var f indexFlags
 	cmd := &cobra.Command{
 		Use:     "ls IMAGE",
-		Short:   "list which layers of an image have an index",
+		Short:   "List which layers of an image have an index",
 		Example: "  firstlight index ls registry.example.com/team/pytorch:2.8",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := f.batch(cmd.Context(), args)
@@ -67,7 +67,7 @@ func newIndexInspectCommand() *cobra.Command {
 	var f indexFlags
 	cmd := &cobra.Command{
 		Use:     "inspect IMAGE",
-		Short:   "read the indexes of an image and say what is in them",
+		Short:   "Read the indexes of an image and say what is in them",
 		Example: "  firstlight index inspect -o json registry.example.com/team/pytorch:2.8",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := f.batch(cmd.Context(), args)
@@ -89,7 +89,7 @@ func newIndexVerifyCommand() *cobra.Command {
 	var f indexFlags
 	cmd := &cobra.Command{
 		Use:   "verify IMAGE",
-		Short: "prove the indexes of an image against its layers",
+		Short: "Prove the indexes of an image against its layers",
 		Long: `Reads every layer completely and checks its digest, that every chunk decodes by
 itself to the bytes the index names, the diffID, and that the headers in the index
 and the file contents make exactly the layer's tar. The exit code is 4 if an index
@@ -132,7 +132,7 @@ func newIndexRemoveCommand() *cobra.Command {
 	var f indexFlags
 	cmd := &cobra.Command{
 		Use:     "rm IMAGE",
-		Short:   "remove the indexes of an image",
+		Short:   "Remove the indexes of an image",
 		Example: "  firstlight index rm registry.example.com/team/pytorch:2.8",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := f.batch(cmd.Context(), args)

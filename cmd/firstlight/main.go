@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -42,7 +43,9 @@ func newRootCommand() *cobra.Command {
 		Short:         "GPU environments that are usable in seconds, and the clock that proves it",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       version(),
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newIndexCommand())
 	root.AddCommand(newNodeCommand())
@@ -50,7 +53,56 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newSpecCommand())
 	root.AddCommand(newClusterCommand())
 	root.AddCommand(newToolsCommand())
+	beStrict(root)
 	return root
+}
+
+// version is what the Go toolchain recorded of the source this was built from.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// beStrict makes wrong arguments of cmd and all below it wrong command lines:
+// cobra alone answers an unknown sub-command with help and exit code 0.
+func beStrict(cmd *cobra.Command) {
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			err := check(cmd, args)
+			if err == nil || isUsage(err) {
+				return err
+			}
+			return usageError{fmt.Errorf("%s: %w; see %[1]s --help", cmd.CommandPath(), err)}
+		}
+	}
+	if cmd.HasSubCommands() && !cmd.Runnable() {
+		cmd.Args = cobra.ArbitraryArgs // so that an unknown sub-command comes to RunE
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			return usageError{unknownCommand(cmd, args[0])}
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		beStrict(sub)
+	}
+}
+
+func isUsage(err error) bool {
+	var usage usageError
+	return errors.As(err, &usage)
+}
+
+func unknownCommand(cmd *cobra.Command, name string) error {
+	hint := ""
+	cmd.SuggestionsMinimumDistance = 2 // as cobra has it
+	if near := cmd.SuggestionsFor(name); len(near) > 0 {
+		hint = fmt.Sprintf(", did you mean %q", near[0])
+	}
+	return fmt.Errorf("%s has no command %q%s; see %[1]s --help", cmd.CommandPath(), name, hint)
 }
 
 // usageError marks a wrong command line.

@@ -195,7 +195,7 @@ func (c *Client) Events(ctx context.Context, env string, after int64, fn func(Ev
 var ErrStop = errors.New("stop")
 
 // errBroken means that a request may be tried again.
-var errBroken = errors.New("connection to the launcher broke")
+var errBroken = errors.New("no answer from the launcher")
 
 func (c *Client) eventsOnce(ctx context.Context, env string, after int64, fn func(Event) error) (int64, error) {
 	res, err := c.stream(ctx, path(env, "/events")+"?after="+strconv.FormatInt(after, 10), "text/event-stream")
@@ -246,13 +246,24 @@ func (c *Client) stream(ctx context.Context, path, accept string) (*http.Respons
 	c.authorize(req.Header)
 	res, err := c.http.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errBroken, err)
+		return nil, c.broken(err)
 	}
 	if res.StatusCode != http.StatusOK {
 		defer res.Body.Close()
 		return nil, readProblem(res)
 	}
 	return res, nil
+}
+
+// broken names the launcher that could not be asked. What never connected is
+// more often a wrong address than a broken line, and is told so.
+func (c *Client) broken(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("%w at %s: %w; is it running there? --server or FIRSTLIGHT_SERVER names another",
+			errBroken, c.base.Redacted(), op.Err)
+	}
+	return fmt.Errorf("%w: %w", errBroken, err)
 }
 
 func (c *Client) url(path string) string { return strings.TrimSuffix(c.base.String(), "/") + path }
@@ -302,7 +313,7 @@ func once[T any](ctx context.Context, c *Client, method, path string, body []byt
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errBroken, err)
+		return nil, c.broken(err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode >= http.StatusBadRequest {

@@ -5,6 +5,7 @@ package config
 
 import (
 	"cmp"
+	_ "embed" // the example
 	"errors"
 	"fmt"
 	"os"
@@ -26,6 +27,11 @@ const (
 
 // maxFile bounds the configuration file; real ones have a few KiB.
 const maxFile = 1 << 20
+
+// Example is a configuration file with every usual setting and what it is for.
+//
+//go:embed example.yaml
+var Example string
 
 // Config is the launcher's configuration.
 type Config struct {

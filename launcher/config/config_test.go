@@ -46,3 +46,13 @@ func TestParseRefuses(t *testing.T) {
 		})
 	}
 }
+
+func TestExample(t *testing.T) {
+	c, err := config.Parse([]byte(config.Example))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Clusters) != 1 || c.Clusters[0].Kind != config.KindLocal {
+		t.Errorf("example has clusters %v, want one of kind local", c.Clusters)
+	}
+}

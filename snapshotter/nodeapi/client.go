@@ -3,6 +3,7 @@ package nodeapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -56,6 +57,10 @@ func (c *Client) get(ctx context.Context, path string, v any) error {
 		return fmt.Errorf("build request: %w", err)
 	}
 	resp, err := c.http.Do(req)
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return fmt.Errorf("ask the snapshotter on %s: %w; is firstlight-snapshotter running, and with this --node-address?", c.socket, op.Err)
+	}
 	if err != nil {
 		return fmt.Errorf("ask the snapshotter on %s: %w", c.socket, err)
 	}
