@@ -55,7 +55,7 @@ func TestEnvExitCodes(t *testing.T) {
 		"no explanation":   {"env explain x", exitNotFound, "no such thing"},
 		"no spec":          {"spec get x", exitNotFound, "no such thing"},
 		"unknown flag":     {"env ls --nope", exitUsage, "nope"},
-		"unknown below":    {"env lss", exitUsage, `did you mean "ls"`},
+		"unknown below":    {"env creat", exitUsage, `did you mean "create"`},
 		"no name":          {"env create", exitUsage, "firstlight env create --help"},
 		"unknown output":   {"env ls -o xml", exitUsage, "xml"},
 		"wrong reference":  {"spec get x@0", exitUsage, "x@0"},
