@@ -373,10 +373,12 @@ func TestComplete(t *testing.T) {
 	}
 	m.fail(nil)
 	// A new session mounts complete layers from their files.
+	// A new session mounts complete layers from their files.
 	if err := m.snapshotter.Stop(t.Context(), unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	m.startSnapshotter("--fill-after", "-1s")
+	m.awaitReconnect()
 	if after, err := m.container("again", image, "/bin/sha256sum", "/usr/lib/big.so"); err != nil || after != before {
 		t.Errorf("after the restart: %q, %v; before %q", after, err, before)
 	}
@@ -551,6 +553,7 @@ func TestRestartWithoutRegistry(t *testing.T) {
 				return true
 			})
 			m.startSnapshotter(args...)
+			m.awaitReconnect()
 			after, err := m.container("after", image, "/bin/sha256sum", "/etc/hostname")
 			if err != nil || after != before {
 				t.Errorf("cached file: %q, %v; before the restart %q", after, err, before)

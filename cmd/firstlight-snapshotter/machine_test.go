@@ -187,6 +187,15 @@ func (m *machine) startSnapshotter(args ...string) {
 	})
 }
 
+// awaitReconnect waits until a running containerd has noticed that the
+// snapshotter is back: its client pauses for a second after a broken connection.
+func (m *machine) awaitReconnect() {
+	m.Helper()
+	m.waitFor(m.snapshotter, func(ctx context.Context) error {
+		return m.ns.Run(m.command(ctx, "ctr", "snapshots", "--snapshotter", "firstlight", "ls"))
+	})
+}
+
 // node asks the snapshotter. The socket is reached through the machine's root,
 // so the path is stable across restarts.
 func (m *machine) node() *nodeapi.Client { return nodeapi.NewClient(m.ns.Root(nodeSocket)) }
