@@ -31,6 +31,7 @@ const (
 	CodeUnauthenticated       = "unauthenticated"
 	CodeForbidden             = "forbidden"
 	CodeTimeout               = "timeout"
+	CodeStopping              = "stopping"
 	CodeInternal              = "internal"
 )
 
@@ -106,6 +107,10 @@ func problemOf(err error) *Problem {
 	case errors.As(err, &failed):
 		p = problem(http.StatusBadGateway, string(failed.Code), failed.Err.Error())
 		p.Retryable = failed.Retryable
+		return p
+	case errors.Is(err, environment.ErrStopping):
+		p = problem(http.StatusServiceUnavailable, CodeStopping, err.Error())
+		p.Retryable = true
 		return p
 	case errors.Is(err, context.DeadlineExceeded):
 		p = problem(http.StatusGatewayTimeout, CodeTimeout, err.Error())

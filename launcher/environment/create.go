@@ -65,6 +65,10 @@ func (m *Manager) Create(ctx context.Context, req Request) (*store.Environment, 
 		},
 	}
 	secrets := store.Secrets{HostKey: host.Private, LoginKey: login.Private, StatusToken: rand.Text()}
+	if err := m.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer m.leave()
 	if err := m.store.CreateEnvironment(ctx, e, secrets); err != nil {
 		return nil, err
 	}

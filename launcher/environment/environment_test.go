@@ -40,24 +40,33 @@ type launcher struct {
 
 func start(t *testing.T, path string, fake *clustertest.Fake) *launcher {
 	t.Helper()
+	l, run := prepare(t, path, fake)
+	run()
+	return l
+}
+
+// prepare returns a launcher that run sets going.
+func prepare(t *testing.T, path string, fake *clustertest.Fake) (l *launcher, run func()) {
+	t.Helper()
 	st, err := store.Open(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	l := &launcher{store: st, cluster: fake, log: &log}
+	l = &launcher{store: st, cluster: fake, log: &log}
 	l.Manager = environment.NewManager(t.Context(), st, []cluster.Cluster{fake}, resolver{}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- l.Run(ctx) }()
 	l.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := errors.Join(<-done, st.Close()); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(l.stop)
-	return l
+	return l, func() {
+		go func() { done <- l.Run(ctx) }()
+		t.Cleanup(l.stop)
+	}
 }
 
 func fixture(t *testing.T) *launcher {
@@ -258,6 +267,48 @@ func TestAdopts(t *testing.T) {
 			t.Errorf("it was started %d times", n)
 		}
 	})
+}
+
+// TestCreateBeforeAdoption asks for an environment while the launcher is still
+// coming up: it must get one run, not a second one by adoption.
+func TestCreateBeforeAdoption(t *testing.T) {
+	fake := clustertest.New("here")
+	fake.Hold = make(chan struct{})
+	t.Cleanup(func() { _ = fake.Close() })
+	l, run := prepare(t, filepath.Join(t.TempDir(), "launcher.db"), fake)
+	created := make(chan error, 1)
+	var e *store.Environment
+	go func() {
+		var err error
+		e, err = l.Create(t.Context(), request(t, "train", "img:1"))
+		created <- err
+	}()
+	select {
+	case err := <-created:
+		t.Errorf("it was accepted before adoption: %v", err)
+		created <- err
+	case <-time.After(50 * time.Millisecond):
+	}
+	run()
+	if err := <-created; err != nil {
+		t.Fatal(err)
+	}
+	close(fake.Hold)
+	e = l.await(t, e.ID, phase(store.PhaseUsable))
+	if e.Record.Adopted || fake.Launches(e.ID) != 1 {
+		t.Errorf("adopted: %t, started %d times", e.Record.Adopted, fake.Launches(e.ID))
+	}
+
+	l, _ = prepare(t, filepath.Join(t.TempDir(), "launcher.db"), fake)
+	defer l.store.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := l.Create(ctx, request(t, "late", "img:1")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without adoption: %v", err)
+	}
+	if _, err := l.Delete(ctx, "late"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without adoption: %v", err)
+	}
 }
 
 func TestDelete(t *testing.T) {

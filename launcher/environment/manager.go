@@ -21,6 +21,7 @@ import (
 var (
 	ErrNoCluster = errors.New("no such cluster")
 	ErrNotReady  = errors.New("the environment does not run yet")
+	ErrStopping  = errors.New("the launcher is stopping")
 )
 
 // Resolver finds out what an image reference stands for.
@@ -41,6 +42,10 @@ type Manager struct {
 	life context.Context //nolint:containedctx // the lifetime of runs, not of a call; ends when Run's context does
 	stop context.CancelFunc
 	wait sync.WaitGroup
+	// gate holds a token from the end of adoption on. Whoever goes from the
+	// store's environments to their runs takes it for that long, so that none
+	// gets two runs, or a run after its removal.
+	gate chan struct{}
 
 	mu      sync.Mutex
 	runs    map[string]*run          // by identifier; guarded by mu
@@ -65,7 +70,7 @@ func NewManager(ctx context.Context, st *store.Store, clusters []cluster.Cluster
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	return &Manager{
 		store: st, clusters: clusters, resolver: resolver, log: log,
-		life: life, stop: stop,
+		life: life, stop: stop, gate: make(chan struct{}, 1),
 		runs: map[string]*run{}, changed: map[string]chan struct{}{}, health: map[string]ClusterHealth{},
 	}
 }
@@ -101,6 +106,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.begin(e)
 		}
 	}
+	m.leave()
 	tick := time.NewTicker(observeEvery)
 	defer tick.Stop()
 	for {
@@ -112,6 +118,21 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// enter takes the gate's token. It waits for Run to have adopted what was there
+// before.
+func (m *Manager) enter(ctx context.Context) error {
+	select {
+	case <-m.gate:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for environments to be adopted: %w", context.Cause(ctx))
+	case <-m.life.Done():
+		return ErrStopping
+	}
+}
+
+func (m *Manager) leave() { m.gate <- struct{}{} }
 
 // cluster returns a cluster by name, the default one for "".
 func (m *Manager) cluster(name string) (cluster.Cluster, error) {
@@ -288,11 +309,17 @@ func (m *Manager) forget(id string) {
 // Delete stops an environment and forgets it. It returns at once; the
 // environment is gone when Get no longer finds it.
 func (m *Manager) Delete(ctx context.Context, idOrName string) (*store.Environment, error) {
-	e, err := m.Get(ctx, idOrName)
-	if err != nil {
+	if err := m.enter(ctx); err != nil {
 		return nil, err
 	}
-	if r := m.live(e.ID); r != nil {
+	e, err := m.Get(ctx, idOrName)
+	if err != nil {
+		m.leave()
+		return nil, err
+	}
+	r := m.live(e.ID)
+	m.leave()
+	if r != nil {
 		r.cancel()
 		select {
 		case <-r.done:

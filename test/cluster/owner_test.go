@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -66,8 +67,15 @@ func TestOwnerKilled(t *testing.T) {
 	// A process descriptor can be read when its process has ended, and an init
 	// ends after everything in its namespace.
 	poll := []unix.PollFd{{Fd: int32(init), Events: unix.POLLIN}}
-	if n, err := unix.Poll(poll, int(time.Minute/time.Millisecond)); n != 1 {
-		t.Fatalf("the cluster outlives its owner: %v", err)
+	for {
+		n, err := unix.Poll(poll, int(time.Minute/time.Millisecond))
+		if errors.Is(err, unix.EINTR) {
+			continue // the runtime's signals
+		}
+		if n != 1 {
+			t.Fatalf("the cluster outlives its owner: %v", err)
+		}
+		break
 	}
 	sweepCgroups()
 	if left := findCgroups(cgroupPrefix + strconv.Itoa(owner.Process.Pid) + "-*"); len(left) > 0 {
