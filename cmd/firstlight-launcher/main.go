@@ -88,7 +88,7 @@ func run(ctx context.Context, path string) error {
 	if err := auth.CheckListen(cfg.Listen); err != nil {
 		return err
 	}
-	st, err := store.Open(ctx, cfg.Database)
+	st, err := store.Open(ctx, cfg.Database, cfg.KeyFile)
 	if err != nil {
 		return err
 	}

@@ -68,7 +68,7 @@ func (s *syncBuffer) String() string {
 
 func serve(t *testing.T, auth *api.Tokens) *fixture {
 	t.Helper()
-	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "launcher.db"))
+	st, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "launcher.db"), filepath.Join(t.TempDir(), "key"))
 	if err != nil {
 		t.Fatal(err)
 	}

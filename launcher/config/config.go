@@ -37,6 +37,7 @@ var Example string
 type Config struct {
 	Listen    string    `json:"listen"`    // host:port of the API
 	Database  string    `json:"database"`  // path of the SQLite file
+	KeyFile   string    `json:"keyFile"`   // keys that seal the database's secrets; made if absent; default: Database + ".key"
 	TokenFile string    `json:"tokenFile"` // who may use the API; empty serves this machine only
 	LogLevel  string    `json:"logLevel"`  // debug, info, warn or error
 	PlainHTTP []string  `json:"plainHTTP"` // registries (host:port) spoken to without TLS
@@ -103,6 +104,7 @@ func Parse(text []byte) (*Config, error) {
 	}
 	c.Listen = cmp.Or(c.Listen, DefaultListen)
 	c.Database = cmp.Or(c.Database, DefaultDatabase)
+	c.KeyFile = cmp.Or(c.KeyFile, c.Database+".key")
 	c.LogLevel = cmp.Or(c.LogLevel, "info")
 	if len(c.Clusters) == 0 {
 		return nil, errors.New("clusters: at least one is needed")

@@ -20,7 +20,7 @@ clusters:
 		t.Fatal(err)
 	}
 	want := &config.Config{
-		Listen: config.DefaultListen, Database: config.DefaultDatabase, LogLevel: "info", PlainHTTP: []string{"registry:5000"},
+		Listen: config.DefaultListen, Database: config.DefaultDatabase, KeyFile: config.DefaultDatabase + ".key", LogLevel: "info", PlainHTTP: []string{"registry:5000"},
 		Clusters: []config.Cluster{
 			{Name: "here", Kind: config.KindLocal, Agent: "/bin/agent", State: "/state", Devices: "/cards.yaml"},
 			{Name: "bj-1", Kind: config.KindKubernetes, Kubeconfig: "/k", ToolsImage: "tools:1"},

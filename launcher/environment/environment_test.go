@@ -48,7 +48,7 @@ func start(t *testing.T, path string, fake *clustertest.Fake) *launcher {
 // prepare returns a launcher that run sets going.
 func prepare(t *testing.T, path string, fake *clustertest.Fake) (l *launcher, run func()) {
 	t.Helper()
-	st, err := store.Open(t.Context(), path)
+	st, err := store.Open(t.Context(), path, path+".key")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,19 +64,6 @@ type Status struct {
 	HostKey   string             `json:"hostKey"` // SSH host key, public
 }
 
-// Secrets are what is needed to get into an environment.
-type Secrets struct {
-	HostKey     string `json:"hostKey"`     // private, PEM
-	LoginKey    string `json:"loginKey"`    // the launcher's own, private, PEM
-	StatusToken string `json:"statusToken"` // bearer token of the agent's status
-}
-
-// String keeps secrets out of logs and messages.
-func (Secrets) String() string { return "[secrets]" }
-
-// GoString keeps secrets out of %#v.
-func (Secrets) GoString() string { return "[secrets]" }
-
 // CreateEnvironment stores a new environment. It returns ErrConflict if one of
 // that name exists.
 func (s *Store) CreateEnvironment(ctx context.Context, e *Environment, secrets Secrets) error {
@@ -88,9 +75,10 @@ func (s *Store) CreateEnvironment(ctx context.Context, e *Environment, secrets S
 	if err != nil {
 		return fmt.Errorf("encode secrets of %s: %w", e.Name, err)
 	}
-	_, err = s.write.ExecContext(ctx, `INSERT INTO environments (id, name, cluster, spec_ref, phase, accepted_at, body, secrets)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		e.ID, e.Name, e.Cluster, e.SpecRef, e.Status.Phase, micros(e.Status.Accepted), string(body), string(hidden))
+	_, err = s.write.ExecContext(ctx, `INSERT INTO environments (id, name, cluster, spec_ref, phase, accepted_at, body, secrets, sealed_by)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		e.ID, e.Name, e.Cluster, e.SpecRef, e.Status.Phase, micros(e.Status.Accepted), string(body),
+		s.keys.Seal(hidden, place(e.ID)), s.keys.ID())
 	if err != nil && strings.Contains(err.Error(), "UNIQUE constraint failed: environments.name") {
 		err = ErrConflict
 	}
@@ -143,23 +131,6 @@ func (s *Store) Environment(ctx context.Context, idOrName string) (*Environment,
 		return nil, fmt.Errorf("read environment %s: %w", idOrName, err)
 	}
 	return &e, nil
-}
-
-// Secrets returns an environment's secrets.
-func (s *Store) Secrets(ctx context.Context, id string) (Secrets, error) {
-	var text string
-	var secrets Secrets
-	err := s.read.QueryRowContext(ctx, `SELECT secrets FROM environments WHERE id = ?`, id).Scan(&text)
-	if errors.Is(err, sql.ErrNoRows) {
-		err = ErrNotFound
-	}
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &secrets)
-	}
-	if err != nil {
-		return Secrets{}, fmt.Errorf("read secrets of %s: %w", id, err)
-	}
-	return secrets, nil
 }
 
 // Page selects environments: at most Limit, accepted after the cursor.

@@ -10,9 +10,10 @@
 //
 // # Secrets
 //
-// Host keys, the launcher's own login keys and status tokens lie in the file in
-// the clear, in a column of their own that no listing reads. Open creates the
-// file readable by its owner only and refuses one that others can read.
+// Host keys, the launcher's own login keys and status tokens lie in a column of
+// their own that no listing reads, sealed with a key from a file (see package
+// seal) and bound to their environment. Open creates both files readable by
+// their owner only and refuses ones that others can read.
 package store
 
 import (
@@ -28,6 +29,8 @@ import (
 
 	"github.com/pressly/goose/v3"
 	_ "modernc.org/sqlite" // registers the driver
+
+	"github.com/firstlight-dev/firstlight/launcher/seal"
 )
 
 // Errors of this package.
@@ -50,11 +53,14 @@ var migrations embed.FS
 // Store is an open database. It is safe for concurrent use.
 type Store struct {
 	read, write *sql.DB
+	keys        *seal.Keys
 }
 
 // Open opens or creates the database file and brings its schema up to date. A
-// file written by a newer version is refused.
-func Open(ctx context.Context, path string) (*Store, error) {
+// file written by a newer version is refused. It creates the key file if the
+// database has no secrets yet, and seals with its first key what an older one
+// had sealed.
+func Open(ctx context.Context, path, keyFile string) (*Store, error) {
 	if err := private(path); err != nil {
 		return nil, fmt.Errorf("open database %s: %w", path, err)
 	}
@@ -68,6 +74,9 @@ func Open(ctx context.Context, path string) (*Store, error) {
 	}
 	if err := s.migrate(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("migrate database %s: %w", path, err), s.Close())
+	}
+	if err := s.unlock(ctx, keyFile); err != nil {
+		return nil, errors.Join(fmt.Errorf("open database %s: %w", path, err), s.Close())
 	}
 	return s, nil
 }

@@ -15,7 +15,8 @@ CREATE TABLE environments (
     phase       TEXT    NOT NULL,
     accepted_at INTEGER NOT NULL,
     body        TEXT    NOT NULL, -- what is shown of it, as JSON
-    secrets     TEXT    NOT NULL  -- keys and tokens, as JSON; never shown
+    secrets     BLOB    NOT NULL, -- keys and tokens, as JSON, sealed; never shown
+    sealed_by   TEXT    NOT NULL  -- identifier of the key
 ) STRICT;
 CREATE INDEX environments_by_time ON environments (accepted_at, id);
 
