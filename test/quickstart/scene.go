@@ -12,8 +12,10 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"golang.org/x/sys/unix"
 
 	"github.com/firstlight-dev/firstlight/indexer/batch"
+	"github.com/firstlight-dev/firstlight/launcher/local"
 	"github.com/firstlight-dev/firstlight/test/images"
 	"github.com/firstlight-dev/firstlight/test/lab"
 	"github.com/firstlight-dev/firstlight/test/sandbox"
@@ -58,7 +60,8 @@ func prepare(ctx context.Context, tell *teller, opts options) (_ *scene, err err
 	if err != nil {
 		return nil, err
 	}
-	return s, errors.Join(s.publish(ctx))
+	err = s.publish(ctx)
+	return s, err
 }
 
 // publish does what a CI job does: make the image, push it, index it.
@@ -126,9 +129,21 @@ func (s *scene) close(failed error) error {
 	if s.lab != nil {
 		err = s.lab.Close()
 	}
+	dropCgroups()
 	if s.opts.keep || (failed != nil && !errors.Is(failed, context.Canceled)) {
 		s.tell.say("logs are in %s", s.dir)
 		return err
 	}
 	return errors.Join(err, os.RemoveAll(s.dir))
+}
+
+// dropCgroups removes the parent of the containers' cgroups, which runc leaves.
+// One that is in use, by an installed firstlight, cannot be removed.
+func dropCgroups() {
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // version 2, version 1
+		dirs, _ := filepath.Glob(pattern + local.DefaultNamespace) // a constant pattern is well-formed
+		for _, dir := range dirs {
+			_ = unix.Rmdir(dir)
+		}
+	}
 }
