@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -174,6 +175,28 @@ func TestAuthentication(t *testing.T) {
 	}
 	if res, body := f.send(t, "GET", "/v1/specs", "", nil); res.StatusCode != http.StatusOK {
 		t.Errorf("a good token: %d %s", res.StatusCode, body)
+	}
+}
+
+// TestPage checks that a browser gets the page without a token, that it loads
+// nothing from elsewhere, and that everything it loads is there.
+func TestPage(t *testing.T) {
+	f := withTokens(t)
+	res, body := f.send(t, "GET", "/", "", nil)
+	if policy := res.Header.Get("Content-Security-Policy"); res.StatusCode != http.StatusOK || !strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") {
+		t.Errorf("answer %d with the policy %q", res.StatusCode, policy)
+	}
+	loads := regexp.MustCompile(`(?:src|href)="([^"]+)"`).FindAllStringSubmatch(body, -1)
+	if len(loads) != 3 {
+		t.Errorf("it loads %v", loads)
+	}
+	for _, load := range loads {
+		if load[1] == "data:," {
+			continue // no icon
+		}
+		if res, text := f.send(t, "GET", "/"+load[1], "", nil); res.StatusCode != http.StatusOK || text == "" || strings.Contains(text, "innerHTML =") {
+			t.Errorf("%s: answer %d", load[1], res.StatusCode)
+		}
 	}
 }
 

@@ -159,7 +159,7 @@ func (t *Tokens) admit(r *http.Request) (string, *Problem) {
 // public paths hold no data.
 func public(r *http.Request) bool {
 	switch r.URL.Path {
-	case "/", "/healthz", "/openapi.json", "/openapi.yaml":
+	case "/", "/page.css", "/page.js", "/healthz", "/openapi.json", "/openapi.yaml":
 		return r.Method == http.MethodGet
 	}
 	return false

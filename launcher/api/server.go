@@ -39,7 +39,9 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/environments/{env}/logs", s.logs)
 	mux.HandleFunc("GET /v1/environments/{env}/tunnel", s.tunnel)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.HandleFunc("GET /{$}", page)
+	for _, path := range []string{"/{$}", "/page.css", "/page.js"} {
+		mux.Handle("GET "+path, page())
+	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, problem(http.StatusNotFound, CodeNotFound, "no such path: "+r.URL.Path))
 	})

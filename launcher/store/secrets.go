@@ -99,38 +99,47 @@ func (s *Store) sealedBy(ctx context.Context) (map[string]int, error) {
 	return by, rows.Err()
 }
 
+// sealedSecrets are one environment's, as they lie in the database.
+type sealedSecrets struct {
+	env, by string
+	sealed  []byte
+}
+
 // reseal seals with the first key what an older one had sealed: all or nothing.
 func (s *Store) reseal(ctx context.Context) error {
 	return s.transact(ctx, func(tx *sql.Tx) error {
-		type row struct {
-			id, by string
-			sealed []byte
-		}
-		rows, err := tx.QueryContext(ctx, `SELECT id, sealed_by, secrets FROM environments WHERE sealed_by != ?`, s.keys.ID())
+		stale, err := s.stale(ctx, tx)
 		if err != nil {
 			return err
 		}
-		var stale []row
-		for rows.Next() {
-			var r row
-			if err := rows.Scan(&r.id, &r.by, &r.sealed); err != nil {
-				return errors.Join(err, rows.Close())
-			}
-			stale = append(stale, r)
-		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-			return err
-		}
 		for _, r := range stale {
-			plain, err := s.keys.Open(r.by, r.sealed, place(r.id))
+			plain, err := s.keys.Open(r.by, r.sealed, place(r.env))
 			if err != nil {
-				return fmt.Errorf("seal secrets of %s anew: %w", r.id, err)
+				return fmt.Errorf("seal secrets of %s anew: %w", r.env, err)
 			}
 			if _, err := tx.ExecContext(ctx, `UPDATE environments SET secrets = ?, sealed_by = ? WHERE id = ?`,
-				s.keys.Seal(plain, place(r.id)), s.keys.ID(), r.id); err != nil {
+				s.keys.Seal(plain, place(r.env)), s.keys.ID(), r.env); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// stale reads what another key than the first one has sealed.
+func (s *Store) stale(ctx context.Context, tx *sql.Tx) ([]sealedSecrets, error) {
+	rows, err := tx.QueryContext(ctx, `SELECT id, sealed_by, secrets FROM environments WHERE sealed_by != ?`, s.keys.ID())
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var all []sealedSecrets
+	for rows.Next() {
+		var one sealedSecrets
+		if err := rows.Scan(&one.env, &one.by, &one.sealed); err != nil {
+			return nil, err
+		}
+		all = append(all, one)
+	}
+	return all, rows.Err()
 }
