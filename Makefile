@@ -9,7 +9,8 @@ TOOLS   := $(CACHE)/bin
 # Modules with tests; the others (test/tools, test/lint) only pin programs.
 MODULES := .
 FUZZTIME ?= 10s
-LINT    := $(TOOLS)/golangci-lint
+LINT       := $(TOOLS)/golangci-lint
+ACTIONLINT := $(TOOLS)/actionlint
 
 export FIRSTLIGHT_TOOLS ?= $(TOOLS)
 
@@ -63,7 +64,8 @@ test: setup tools build ## every test of every module, all set-up included (root
 	go run ./test/report $(MODULES)
 
 .PHONY: lint
-lint: $(LINT) ## golangci-lint on every module
+lint: $(LINT) $(ACTIONLINT) ## golangci-lint on every module, actionlint on the example workflow
+	$(ACTIONLINT) deploy/ci/github-actions.yml
 	@set -e; for module in $(MODULES) test/cluster/kubeall; do \
 	  [ -f $$module/go.mod ] || continue; \
 	  echo "lint $$module"; (cd $$module && $(LINT) run --allow-parallel-runners --config $(CURDIR)/.golangci.yml ./...); \
@@ -72,6 +74,10 @@ lint: $(LINT) ## golangci-lint on every module
 $(LINT): test/lint/go.mod
 	@mkdir -p $(TOOLS)
 	cd test/lint && go build -ldflags '-s -w' -o $(TOOLS)/ tool
+
+$(ACTIONLINT): test/lint/actionlint/go.mod
+	@mkdir -p $(TOOLS)
+	cd test/lint/actionlint && go build -ldflags '-s -w' -o $(TOOLS)/ tool
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME (10s) each

@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
 
@@ -32,10 +33,10 @@ An image is named as usual, or as oci:DIR[:TAG] in an OCI layout folder.
 Registries are logged in to with the credentials of "docker login".
 
 Exit codes: 1 error, 2 wrong command line, 3 no such image or index, 4 an index
-does not match its layer.`,
+does not match its layer, 6 with --check: a layer has no index.`,
 	}
 	cmd.AddCommand(newIndexCreateCommand(), newIndexListCommand(), newIndexInspectCommand(),
-		newIndexVerifyCommand(), newIndexRemoveCommand())
+		newIndexVerifyCommand(), newIndexCopyCommand(), newIndexRemoveCommand())
 	return cmd
 }
 
@@ -46,28 +47,62 @@ type indexFlags struct {
 	plainHTTP bool
 	output    string
 	jobs      int
+	check     bool
 }
 
 func (f *indexFlags) register(cmd *cobra.Command) {
+	f.registerOutput(cmd)
+	cmd.Flags().StringVar(&f.layout, "layout", "", "OCI layout `folder` that holds the image; the argument is then its tag or digest")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) != 1 && (f.layout == "" || len(args) > 1) {
+			return usageError{fmt.Errorf("%s takes one image, not %d", cmd.CommandPath(), len(args))}
+		}
+		return f.checkOutput()
+	}
+}
+
+// registerOutput adds the flags that do not say which image.
+func (f *indexFlags) registerOutput(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.layout, "layout", "", "OCI layout `folder` that holds the image; the argument is then its tag or digest")
 	fs.StringVar(&f.platform, "platform", "", "only the image for this `os/arch[/variant]` (default: all in the image index)")
 	fs.BoolVar(&f.plainHTTP, "plain-http", false, "speak plain HTTP to the registry (always done on this machine)")
 	fs.StringVarP(&f.output, "output", "o", "text", "`format` of the result: text or json")
-	cmd.Args = func(cmd *cobra.Command, args []string) error {
-		switch {
-		case f.output != "text" && f.output != "json":
-			return usageError{fmt.Errorf("unknown output format %q: text or json", f.output)}
-		case len(args) != 1 && (f.layout == "" || len(args) > 1):
-			return usageError{fmt.Errorf("%s takes one image, not %d", cmd.CommandPath(), len(args))}
-		}
-		return nil
+}
+
+func (f *indexFlags) checkOutput() error {
+	if f.output != "text" && f.output != "json" {
+		return usageError{fmt.Errorf("unknown output format %q: text or json", f.output)}
 	}
+	return nil
 }
 
 // registerJobs adds the flag of commands that read layers.
 func (f *indexFlags) registerJobs(cmd *cobra.Command) {
 	cmd.Flags().IntVarP(&f.jobs, "jobs", "j", min(runtime.GOMAXPROCS(0), 4), "`number` of layers to work on at a time; each takes some 60 MiB of memory")
+}
+
+// registerCheck adds the flag of commands that can fail a build.
+func (f *indexFlags) registerCheck(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.check, "check", false, "exit with code 6 if a layer has no index, so that nodes would pull it in full")
+}
+
+// fallback is the error that --check asks for.
+func (f *indexFlags) fallback(images []batch.Image) error {
+	if !f.check {
+		return nil
+	}
+	n := 0
+	for _, img := range images {
+		for _, l := range img.Layers {
+			if l.IndexSize == 0 {
+				n++
+			}
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return codeError{fmt.Errorf("%s no index: nodes would pull %s in full", english.Plural(n, "layer has", "layers have"), english.PluralWord(n, "it", "them")), exitFallback}
 }
 
 // batch opens the store and resolves the image.
@@ -140,6 +175,9 @@ func (f *indexFlags) print(w io.Writer, images []batch.Image, row func(batch.Lay
 		if err := tw.Flush(); err != nil {
 			return err
 		}
+		if len(img.Layers) > 0 {
+			fmt.Fprintf(w, "  %s\n", summary(img.Layers))
+		}
 		if img.Artifact != "" {
 			fmt.Fprintf(w, "  artifact %s\n", img.Artifact)
 		}
@@ -151,6 +189,20 @@ func (f *indexFlags) print(w io.Writer, images []batch.Image, row func(batch.Lay
 		}
 	}
 	return nil
+}
+
+// summary is an image in one line.
+func summary(layers []batch.Layer) string {
+	var indexed, indexes, total int64
+	n := 0
+	for _, l := range layers {
+		total += l.Size
+		if l.IndexSize > 0 {
+			n, indexed, indexes = n+1, indexed+l.Size, indexes+l.IndexSize
+		}
+	}
+	return fmt.Sprintf("%d of %s start lazily, %s of %s; indexes %s (%s)", n, english.Plural(len(layers), "layer", ""),
+		humanize.IBytes(uint64(indexed)), humanize.IBytes(uint64(total)), humanize.IBytes(uint64(indexes)), percent(indexes, indexed))
 }
 
 // percent is a part of a whole, for people.

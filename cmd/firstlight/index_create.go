@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -16,9 +18,12 @@ func newIndexCreateCommand() *cobra.Command {
 		Short: "Index the layers of an image and publish the indexes beside it",
 		Long: `Reads each layer once, makes its index and publishes them as one artifact for each
 image manifest. Layers whose index is there already are not read again. A layer
-that cannot be indexed exactly is reported with the reason; it is pulled in full.`,
+that cannot be indexed exactly is reported with the reason; it is pulled in full.
+
+In CI, run it after the push, with --check if such a layer should fail the build.`,
 		Example: `  firstlight index create registry.example.com/team/pytorch:2.8
   firstlight index create --platform linux/amd64 registry.example.com/team/pytorch:2.8
+  firstlight index create --check registry.example.com/team/pytorch:2.8
   firstlight index create oci:./image -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := f.batch(cmd.Context(), args)
@@ -32,11 +37,15 @@ that cannot be indexed exactly is reported with the reason; it is pulled in full
 			if err != nil && !errors.Is(err, batch.ErrNothing) {
 				return err
 			}
-			return errors.Join(f.print(cmd.OutOrStdout(), images, indexRow), err)
+			if perr := f.print(cmd.OutOrStdout(), images, indexRow); perr != nil {
+				return perr
+			}
+			return cmp.Or(f.fallback(images), err)
 		},
 	}
 	f.register(cmd)
 	f.registerJobs(cmd)
+	f.registerCheck(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "read all layers again, also those whose index is there")
 	return cmd
 }
@@ -46,7 +55,7 @@ func newIndexListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls IMAGE",
 		Short:   "List which layers of an image have an index",
-		Example: "  firstlight index ls registry.example.com/team/pytorch:2.8",
+		Example: "  firstlight index ls registry.example.com/team/pytorch:2.8\n  firstlight index ls --check registry.example.com/team/pytorch:2.8 >/dev/null",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			b, err := f.batch(cmd.Context(), args)
 			if err != nil {
@@ -56,10 +65,11 @@ func newIndexListCommand() *cobra.Command {
 			if err != nil {
 				return notFound(err)
 			}
-			return f.print(cmd.OutOrStdout(), images, indexRow)
+			return cmp.Or(f.print(cmd.OutOrStdout(), images, indexRow), f.fallback(images))
 		},
 	}
 	f.register(cmd)
+	f.registerCheck(cmd)
 	return cmd
 }
 
@@ -147,5 +157,45 @@ func newIndexRemoveCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
+	return cmd
+}
+
+func newIndexCopyCommand() *cobra.Command {
+	var f indexFlags
+	cmd := &cobra.Command{
+		Use:   "copy SOURCE IMAGE",
+		Short: "Copy the indexes of an image to where the image was copied",
+		Long: `Most tools copy an image and leave behind what refers to it. This brings the
+indexes after it: IMAGE is the copy, which must have the same digest as in SOURCE;
+tags may differ. Nothing is read but the indexes.
+
+Either can be a reference, or oci:DIR[:TAG] for an OCI layout folder.`,
+		Example: `  crane copy build.example.com/pytorch:2.8 prod.example.com/pytorch:2.8
+  firstlight index copy build.example.com/pytorch:2.8 prod.example.com/pytorch:2.8
+  firstlight index copy oci:./image registry.example.com/team/pytorch:2.8`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			from, _, err := f.open(args[0])
+			if err != nil {
+				return err
+			}
+			b, err := f.batch(cmd.Context(), args[1:])
+			if err != nil {
+				return err
+			}
+			images, err := b.Copy(cmd.Context(), from)
+			if err != nil {
+				return notFound(err)
+			}
+			return cmp.Or(f.print(cmd.OutOrStdout(), images, indexRow), f.fallback(images))
+		},
+	}
+	f.registerOutput(cmd)
+	f.registerCheck(cmd)
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) != 2 {
+			return usageError{fmt.Errorf("%s takes a source and an image, not %d arguments", cmd.CommandPath(), len(args))}
+		}
+		return f.checkOutput()
+	}
 	return cmd
 }

@@ -21,6 +21,7 @@ const (
 	exitNotFound  = 3 // the named thing does not exist
 	exitMismatch  = 4 // verification found a difference
 	exitTimeout   = 5 // a wait ran past its deadline
+	exitFallback  = 6 // a layer has no index: nodes would pull it in full
 	exitCancelled = 130
 )
 
