@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 
@@ -50,49 +51,42 @@ In CI, run it after the push, with --check if such a layer should fail the build
 	return cmd
 }
 
-func newIndexListCommand() *cobra.Command {
-	var f indexFlags
-	cmd := &cobra.Command{
-		Use:     "ls IMAGE",
-		Short:   "List which layers of an image have an index",
-		Example: "  firstlight index ls registry.example.com/team/pytorch:2.8\n  firstlight index ls --check registry.example.com/team/pytorch:2.8 >/dev/null",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			b, err := f.batch(cmd.Context(), args)
-			if err != nil {
-				return err
-			}
-			images, err := b.List(cmd.Context())
-			if err != nil {
-				return notFound(err)
-			}
-			return cmp.Or(f.print(cmd.OutOrStdout(), images, indexRow), f.fallback(images))
-		},
+// imageCommand completes a command that does one thing to the indexes of an
+// image, without reading layers, and prints what came of it.
+func imageCommand(cmd *cobra.Command, f *indexFlags, do func(*batch.Batch, context.Context) ([]batch.Image, error)) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		b, err := f.batch(cmd.Context(), args)
+		if err != nil {
+			return err
+		}
+		images, err := do(b, cmd.Context())
+		if err != nil {
+			return notFound(err)
+		}
+		return cmp.Or(f.print(cmd.OutOrStdout(), images, indexRow), f.fallback(images))
 	}
 	f.register(cmd)
+	return cmd
+}
+
+func newIndexListCommand() *cobra.Command {
+	var f indexFlags
+	cmd := imageCommand(&cobra.Command{
+		Use:   "ls IMAGE",
+		Short: "List which layers of an image have an index",
+		Example: `  firstlight index ls registry.example.com/team/pytorch:2.8
+  firstlight index ls --check registry.example.com/team/pytorch:2.8 >/dev/null`,
+	}, &f, (*batch.Batch).List)
 	f.registerCheck(cmd)
 	return cmd
 }
 
 func newIndexInspectCommand() *cobra.Command {
-	var f indexFlags
-	cmd := &cobra.Command{
+	return imageCommand(&cobra.Command{
 		Use:     "inspect IMAGE",
 		Short:   "Read the indexes of an image and say what is in them",
 		Example: "  firstlight index inspect -o json registry.example.com/team/pytorch:2.8",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			b, err := f.batch(cmd.Context(), args)
-			if err != nil {
-				return err
-			}
-			images, err := b.Inspect(cmd.Context())
-			if err != nil {
-				return notFound(err)
-			}
-			return f.print(cmd.OutOrStdout(), images, indexRow)
-		},
-	}
-	f.register(cmd)
-	return cmd
+	}, &indexFlags{}, (*batch.Batch).Inspect)
 }
 
 func newIndexVerifyCommand() *cobra.Command {
@@ -139,25 +133,11 @@ func verifyRow(l batch.Layer) string {
 }
 
 func newIndexRemoveCommand() *cobra.Command {
-	var f indexFlags
-	cmd := &cobra.Command{
+	return imageCommand(&cobra.Command{
 		Use:     "rm IMAGE",
 		Short:   "Remove the indexes of an image",
 		Example: "  firstlight index rm registry.example.com/team/pytorch:2.8",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			b, err := f.batch(cmd.Context(), args)
-			if err != nil {
-				return err
-			}
-			images, err := b.Remove(cmd.Context())
-			if err != nil {
-				return notFound(err)
-			}
-			return f.print(cmd.OutOrStdout(), images, indexRow)
-		},
-	}
-	f.register(cmd)
-	return cmd
+	}, &indexFlags{}, (*batch.Batch).Remove)
 }
 
 func newIndexCopyCommand() *cobra.Command {
