@@ -18,6 +18,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 func main() {
@@ -57,10 +59,18 @@ func run(ctx context.Context, opts options) error {
 	if err := checkMachine(); err != nil {
 		return err
 	}
-	if err := build(ctx, tell, opts); err != nil {
+	root, err := sandbox.RepositoryRoot()
+	if err != nil {
 		return err
 	}
-	scene, err := prepare(ctx, tell, opts)
+	ctx, cancel := context.WithCancel(ctx)
+	image := startImage(ctx, root)
+	defer func() { _, _ = image.wait() }()
+	defer cancel()
+	if err := build(ctx, tell, root, opts); err != nil {
+		return err
+	}
+	scene, err := prepare(ctx, tell, root, opts, image)
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,7 +17,6 @@ import (
 	"github.com/firstlight-dev/firstlight/launcher/local"
 	"github.com/firstlight-dev/firstlight/test/images"
 	"github.com/firstlight-dev/firstlight/test/lab"
-	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 const imageRef = lab.RegistryAddress + "/scipy:1"
@@ -33,11 +31,7 @@ type scene struct {
 }
 
 // prepare makes the scene: registry, image, index.
-func prepare(ctx context.Context, tell *teller, opts options) (_ *scene, err error) {
-	root, err := sandbox.RepositoryRoot()
-	if err != nil {
-		return nil, err
-	}
+func prepare(ctx context.Context, tell *teller, root string, opts options, image *making) (_ *scene, err error) {
 	// Beside the repository's other caches: overlayfs and sparse files are at
 	// home on its disk, while /tmp may be memory.
 	runs := filepath.Join(root, ".cache", "run")
@@ -60,16 +54,38 @@ func prepare(ctx context.Context, tell *teller, opts options) (_ *scene, err err
 	if err != nil {
 		return nil, err
 	}
-	err = s.publish(ctx)
+	err = s.publish(ctx, image)
 	return s, err
 }
 
+// making is an image that is being made while other things are built: that
+// takes a network and a disk, building takes processors.
+type making struct {
+	done chan struct{}
+	img  v1.Image // like err, set when done is closed
+	err  error
+}
+
+func startImage(ctx context.Context, root string) *making {
+	maker := &images.Maker{Dir: filepath.Join(root, ".cache", "images"), Log: slog.New(slog.DiscardHandler)}
+	m := &making{done: make(chan struct{})}
+	go func() {
+		defer close(m.done)
+		m.img, m.err = maker.Scipy(ctx)
+	}()
+	return m
+}
+
+func (m *making) wait() (v1.Image, error) {
+	<-m.done // ends with its context
+	return m.img, m.err
+}
+
 // publish does what a CI job does: make the image, push it, index it.
-func (s *scene) publish(ctx context.Context) error {
-	maker := &images.Maker{Dir: filepath.Join(s.root, ".cache", "images"), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+func (s *scene) publish(ctx context.Context, image *making) error {
 	var img v1.Image
-	err := s.tell.step("make an image: Debian, python3, numpy, scipy", func() (note string, err error) {
-		if img, err = maker.Scipy(ctx); err != nil {
+	err := s.tell.step("make an image (begun before): Debian, python3, numpy, scipy", func() (note string, err error) {
+		if img, err = image.wait(); err != nil {
 			return "", err
 		}
 		return imageNote(img)

@@ -8,8 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-
-	"github.com/firstlight-dev/firstlight/test/sandbox"
 )
 
 // checkMachine looks for what no package can bring, and says what to do.
@@ -31,11 +29,7 @@ func checkMachine() error {
 }
 
 // build makes the commands and the programs they are tried with.
-func build(ctx context.Context, tell *teller, opts options) error {
-	root, err := sandbox.RepositoryRoot()
-	if err != nil {
-		return err
-	}
+func build(ctx context.Context, tell *teller, root string, opts options) error {
 	targets := []struct{ name, what string }{
 		{"build", "build firstlight's commands"},
 		{"tools-containerd", "build containerd and a registry (first time: minutes)"},
