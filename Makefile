@@ -28,6 +28,7 @@ setup: ## install the Debian packages that are missing (root)
 	@test/setup/setup.sh
 
 # What tests run against, at pinned versions: test/tools, test/cluster/kubeall.
+# Not stamped with the commit: each one would link them anew.
 KUBERNETES := v1.37.2
 KUBERNETES_PARTS := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES) \
@@ -39,11 +40,11 @@ tools: tools-containerd tools-kubernetes ## build what tests run against into .c
 
 tools-containerd: ## only containerd, ctr, its runc shim and a registry
 	@mkdir -p $(TOOLS)
-	cd test/tools && go build -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=v2.4.2' -o $(TOOLS)/ tool ./registry
+	cd test/tools && go build -buildvcs=false -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=v2.4.2' -o $(TOOLS)/ tool ./registry
 
 tools-kubernetes: ## only Kubernetes, as one program (about 950 CPU seconds the first time)
 	@mkdir -p $(TOOLS)
-	cd test/cluster/kubeall && go build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
+	cd test/cluster/kubeall && go build -buildvcs=false -ldflags '$(KUBERNETES_LDFLAGS)' -o $(TOOLS)/ .
 	@for part in $(KUBERNETES_PARTS); do ln -sf kubeall $(TOOLS)/$$part; done
 
 .PHONY: cluster
