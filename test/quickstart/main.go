@@ -75,7 +75,7 @@ func run(ctx context.Context, opts options) error {
 		return err
 	}
 	lazy, full, err := scene.compare(ctx)
-	if err := errors.Join(err, scene.close(err)); err != nil {
+	if err := errors.Join(err, scene.close(ctx, err)); err != nil {
 		return err
 	}
 	return report(tell, opts, lazy, full)

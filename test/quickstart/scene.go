@@ -44,7 +44,7 @@ func prepare(ctx context.Context, tell *teller, root string, opts options, image
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.close(err))
+			err = errors.Join(err, s.close(ctx, err))
 		}
 	}()
 	err = tell.step(fmt.Sprintf("start a registry behind a link of %d Mbit/s", opts.mbits), func() (string, error) {
@@ -139,27 +139,31 @@ func indexNote(out []byte) (string, error) {
 	return fmt.Sprintf("%d indexes, %.1f MB", layers, float64(size)/1e6), nil
 }
 
-// close ends everything. The folder stays when something failed, for its logs.
-func (s *scene) close(failed error) error {
+// close ends everything. The folder stays when something failed, for its logs;
+// what fails after ctx has ended does so because of that.
+func (s *scene) close(ctx context.Context, failed error) error {
 	var err error
 	if s.lab != nil {
 		err = s.lab.Close()
 	}
 	dropCgroups()
-	if s.opts.keep || (failed != nil && !errors.Is(failed, context.Canceled)) {
+	if s.opts.keep || (failed != nil && ctx.Err() == nil) {
 		s.tell.say("logs are in %s", s.dir)
 		return err
 	}
 	return errors.Join(err, os.RemoveAll(s.dir))
 }
 
-// dropCgroups removes the parent of the containers' cgroups, which runc leaves.
-// One that is in use, by an installed firstlight, cannot be removed.
+// dropCgroups removes the containers' cgroups, which nobody else does if they
+// were killed with their node, and the parent, which runc leaves. One that is in
+// use, by an installed firstlight, cannot be removed.
 func dropCgroups() {
-	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // version 2, version 1
-		dirs, _ := filepath.Glob(pattern + local.DefaultNamespace) // a constant pattern is well-formed
-		for _, dir := range dirs {
-			_ = unix.Rmdir(dir)
+	for _, hierarchy := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} { // version 2, version 1
+		for _, pattern := range []string{local.DefaultNamespace + "/env-*", local.DefaultNamespace} {
+			dirs, _ := filepath.Glob(hierarchy + pattern) // a constant pattern is well-formed
+			for _, dir := range dirs {
+				_ = unix.Rmdir(dir)
+			}
 		}
 	}
 }
