@@ -91,6 +91,8 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.DockerConfig, "docker-config", d.DockerConfig, "docker config.json with credentials")
 	f.StringVar(&o.flags.Mode, "mode", d.Mode, "how layers are mounted: auto, erofs or fuse")
 	f.DurationVar(&o.fillAfter, "fill-after", time.Duration(d.FillAfter), "when to fetch the rest of a layer; negative for never")
+	f.TextVar(&o.flags.Cache.MaxBytes, "cache-max-bytes", d.Cache.MaxBytes, "most that fetched layers may occupy, as 100GB or 50%; 0 for no bound but --cache-min-free")
+	f.TextVar(&o.flags.Cache.MinFree, "cache-min-free", d.Cache.MinFree, "what fetched layers leave free of the file system, as 20GB or 10%")
 	f.StringVar(&o.flags.LogLevel, "log-level", d.LogLevel, "debug, info, warn or error")
 }
 
@@ -112,6 +114,8 @@ func (o *options) load(f *pflag.FlagSet) (daemon.Config, *slog.Logger, error) {
 		"docker-config":      func() { cfg.DockerConfig = o.flags.DockerConfig },
 		"mode":               func() { cfg.Mode = o.flags.Mode },
 		"fill-after":         func() { cfg.FillAfter = daemon.Duration(o.fillAfter) },
+		"cache-max-bytes":    func() { cfg.Cache.MaxBytes = o.flags.Cache.MaxBytes },
+		"cache-min-free":     func() { cfg.Cache.MinFree = o.flags.Cache.MinFree },
 		"log-level":          func() { cfg.LogLevel = o.flags.LogLevel },
 	}
 	f.Visit(func(f *pflag.Flag) {

@@ -337,7 +337,12 @@ func TestIndexLiesAboutNames(t *testing.T) {
 		}
 		return nil
 	})
-	m.wantLog("layer quarantined")
+	m.waitFor(m.snapshotter, func(context.Context) error { // the log comes after the state
+		if !strings.Contains(m.log("snapshotter"), "layer quarantined") {
+			return errors.New("the log does not say so")
+		}
+		return nil
+	})
 	if out, err := m.container("quarantined", image, "/bin/cat", "/tool"); err == nil {
 		t.Errorf("the file was read: %s", out)
 	}

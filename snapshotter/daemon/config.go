@@ -36,6 +36,14 @@ type Config struct {
 	Mode              string   `toml:"mode"`               // auto, erofs or fuse
 	FillAfter         Duration `toml:"fill_after"`         // before a layer's rest is fetched; negative: never
 	LogLevel          string   `toml:"log_level"`          // debug, info, warn or error
+	Cache             Cache    `toml:"cache"`              // what fetched layers may occupy
+}
+
+// Cache bounds what fetched layers occupy under Root.
+type Cache struct {
+	MaxBytes Amount `toml:"max_bytes"` // "100GB", or "50%" of the file system; "0" for no bound but the next
+	MinFree  Amount `toml:"min_free"`  // left to others, in the same ways
+	LowWater Amount `toml:"low_water"` // of the room, what eviction leaves, in percent
 }
 
 // Duration is a time.Duration that a file writes as "30s".
@@ -64,6 +72,9 @@ func Default() Config {
 		Mode:              ModeAuto,
 		FillAfter:         Duration(30 * time.Second),
 		LogLevel:          "info",
+		// Less than the 15 % at which kubelet begins to delete images would only
+		// help when it has not.
+		Cache: Cache{MinFree: Amount{Percent: 10}, LowWater: Amount{Percent: 90}},
 	}
 }
 
@@ -106,6 +117,7 @@ func (c *Config) Validate() error {
 	default:
 		errs = append(errs, fmt.Errorf("mode: %q is not auto, erofs or fuse", c.Mode))
 	}
+	errs = append(errs, c.Cache.validate())
 	if _, err := c.Level(); err != nil {
 		errs = append(errs, err)
 	}

@@ -18,14 +18,18 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func TestLoad(t *testing.T) {
 	want := daemon.Default()
 	want.Root, want.Mode, want.FillAfter = "/srv/fl", "fuse", daemon.Duration(90*time.Second)
+	want.Cache.MaxBytes, want.Cache.MinFree = daemon.Amount{Bytes: 50e9}, daemon.Amount{Percent: 7.5}
 	for _, tc := range []struct {
 		name, file, err string
 	}{
-		{name: "some keys", file: "root = '/srv/fl'\nmode = 'fuse'\nfill_after = '1m30s'\n"},
+		{name: "some keys", file: "root = '/srv/fl'\nmode = 'fuse'\nfill_after = '1m30s'\n[cache]\nmax_bytes = '50GB'\nmin_free = '7.5%'\n"},
 		{name: "unknown key", file: "rooot = '/srv/fl'\n", err: "rooot"},
 		{name: "wrong type", file: "root = 3\n", err: "root"},
 		{name: "not TOML", file: "root: /srv/fl\n", err: "configuration"},
 		{name: "no duration", file: "fill_after = 'soon'\n", err: "fill_after"},
+		{name: "no amount", file: "[cache]\nmax_bytes = 'much'\n", err: "neither a size"},
+		{name: "no percentage", file: "[cache]\nmin_free = '110%'\n", err: "no percentage"},
+		{name: "unknown key of the cache", file: "[cache]\nmax = '1GB'\n", err: "max"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "snapshotter.toml")
@@ -56,6 +60,9 @@ func TestValidate(t *testing.T) {
 		"address":   func(c *daemon.Config) { c.Address = "sock" },
 		"mode":      func(c *daemon.Config) { c.Mode = "ext4" },
 		"log_level": func(c *daemon.Config) { c.LogLevel = "loud" },
+		"max_bytes": func(c *daemon.Config) { c.Cache.MaxBytes.Bytes = 1000 },
+		"min_free":  func(c *daemon.Config) { c.Cache.MinFree.Percent = 99 },
+		"low_water": func(c *daemon.Config) { c.Cache.LowWater = daemon.Amount{Bytes: 50} },
 	} {
 		c := daemon.Default()
 		change(&c)
@@ -66,6 +73,29 @@ func TestValidate(t *testing.T) {
 	c := daemon.Default()
 	if err := c.Validate(); err != nil {
 		t.Errorf("defaults: %v", err)
+	}
+}
+
+func TestAmount(t *testing.T) {
+	for text, want := range map[string]daemon.Amount{
+		"0": {}, "20GB": {Bytes: 20e9}, "1 GiB": {Bytes: 1 << 30}, "10%": {Percent: 10}, "2.5 %": {Percent: 2.5},
+	} {
+		var got daemon.Amount
+		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {
+			t.Errorf("%s is %+v, %v", text, got, err)
+		}
+		again, err := got.MarshalText()
+		if err != nil {
+			t.Error(err)
+		}
+		if err := got.UnmarshalText(again); err != nil || got != want {
+			t.Errorf("%s, written and read, is %+v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "-1", "-5%", "101%", "NaN%", "x", "1e30GB", "%"} {
+		if err := new(daemon.Amount).UnmarshalText([]byte(text)); err == nil {
+			t.Errorf("%q is an amount", text)
+		}
 	}
 }
 

@@ -160,7 +160,11 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 	if w.store, err = store.Open(filepath.Join(w.cfg.Root, "layers.db")); err != nil {
 		return err
 	}
-	if w.cache, err = cache.Open(filepath.Join(w.cfg.Root, "cache"), cache.WithLogger(w.log)); err != nil {
+	limits, err := w.cfg.Cache.limits(w.cfg.Root)
+	if err != nil {
+		return err
+	}
+	if w.cache, err = cache.Open(filepath.Join(w.cfg.Root, "cache"), cache.WithLogger(w.log), cache.WithLimits(limits)); err != nil {
 		return fmt.Errorf("open chunk cache: %w", err)
 	}
 	if w.backend, err = dialContainerd(w.cfg.ContainerdAddress); err != nil {

@@ -16,6 +16,19 @@
 // compared with its digest first, so what rotted, or was cut short by a crash,
 // is dropped and fetched again. One process owns a cache directory.
 //
+// What is evicted loses its bit in the map durably, name of the map file
+// included, before its bytes are punched out of the data file; whoever was
+// reading it meanwhile reads again. Layers that the kernel reads by itself are
+// held: nothing is taken out of them.
+//
+// # Limits
+//
+// Limits bound the cache by a number of bytes and by what is to stay free of
+// the file system. Whenever it comes near, the chunks that were not read for
+// longest go, of whatever layer. A layer that was complete is Proven from then
+// on: chunks that come back are compared with digests that were themselves
+// checked against the image.
+//
 // # Failure behaviour
 //
 // After SIGKILL the data file is intact but the map may lag: chunks that are
@@ -25,7 +38,11 @@
 // counts as empty. When a sync fails, what it covered is dropped and never
 // synced again.
 //
-// Lock order: Cache.mu, Layer.flush, Layer.mu.
+// A full disk, or one without inodes, costs no read: Put returns ErrFull, the
+// bytes are good all the same, and room is made. Making room needs a new map;
+// a reserve is kept to be given up for it.
+//
+// Lock order: Cache.trimming, Cache.mu, Layer.flush, Layer.mu.
 package cache
 
 import (
@@ -37,6 +54,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -67,16 +85,25 @@ const (
 
 // Cache is a directory of layers. It is safe for concurrent use.
 type Cache struct {
-	dir  string
-	log  *slog.Logger
-	lock *os.File
+	dir    string
+	log    *slog.Logger
+	lock   *os.File
+	disk   disk
+	limits Limits
+	manual bool // without loops, for tests that count steps
 
-	kick chan struct{}
-	stop context.CancelFunc
-	done chan struct{}
+	kick    chan struct{} // flush
+	squeeze chan struct{} // trim
+	stop    context.CancelFunc
+	loops   sync.WaitGroup
+	clock   atomic.Uint32 // seconds, moved on by the trim loop
+
+	account  account
+	trimming sync.Mutex // held while the cache is measured or trimmed
 
 	mu     sync.Mutex
 	layers map[digest.Digest]*Layer // open ones
+	held   int64                    // bytes of the layers that are held
 }
 
 // Option changes how a cache works.
@@ -84,6 +111,9 @@ type Option func(*Cache)
 
 // WithLogger sets where failures of the background flush are reported.
 func WithLogger(l *slog.Logger) Option { return func(c *Cache) { c.log = l } }
+
+// WithLimits bounds the cache.
+func WithLimits(l Limits) Option { return func(c *Cache) { c.limits = l } }
 
 // Open takes possession of a cache directory, making it if need be. Close
 // flushes it and gives it up.
@@ -97,14 +127,26 @@ func Open(dir string, opts ...Option) (*Cache, error) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	c := &Cache{
-		dir: dir, lock: lock, log: slog.New(slog.DiscardHandler),
-		kick: make(chan struct{}, 1), stop: stop, done: make(chan struct{}),
+		dir: dir, lock: lock, log: slog.New(slog.DiscardHandler), disk: osDisk{},
+		kick: make(chan struct{}, 1), squeeze: make(chan struct{}, 1), stop: stop,
 		layers: map[digest.Digest]*Layer{},
 	}
 	for _, o := range opts {
 		o(c)
 	}
-	go c.flushLoop(ctx)
+	c.clock.Store(seconds(time.Now()))
+	c.account.unlimited()
+	if c.limits != (Limits{}) {
+		c.keepReserve()
+	}
+	if _, err := c.measure(); err != nil {
+		stop()
+		return nil, errors.Join(err, lock.Close())
+	}
+	if !c.manual {
+		c.loops.Go(func() { c.flushLoop(ctx) })
+		c.loops.Go(func() { c.trimLoop(ctx) })
+	}
 	return c, nil
 }
 
@@ -127,9 +169,9 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 func (c *Cache) flushLoop(ctx context.Context) {
-	defer close(c.done)
 	t := time.NewTicker(flushInterval)
 	defer t.Stop()
+	said := map[digest.Digest]string{} // failures, told once
 	for {
 		select {
 		case <-ctx.Done():
@@ -137,11 +179,18 @@ func (c *Cache) flushLoop(ctx context.Context) {
 		case <-t.C:
 		case <-c.kick:
 		}
+		failed := map[digest.Digest]string{}
 		for _, l := range c.open() {
-			if err := l.Sync(); err != nil {
+			err := l.Sync()
+			if err == nil {
+				continue
+			}
+			failed[l.id] = err.Error()
+			if said[l.id] != failed[l.id] {
 				c.log.Error("flush layer", "layer", l.id.String(), "error", err)
 			}
 		}
+		said = failed
 	}
 }
 
@@ -158,7 +207,7 @@ func (c *Cache) open() []*Layer {
 // Close flushes every layer. Layers still open must not be used afterwards.
 func (c *Cache) Close() error {
 	c.stop()
-	<-c.done
+	c.loops.Wait()
 	var errs []error
 	for _, l := range c.open() {
 		errs = append(errs, l.shut())
@@ -208,6 +257,9 @@ func (c *Cache) release(l *Layer) error {
 		return nil
 	}
 	delete(c.layers, l.id)
+	if l.held {
+		c.held -= l.size
+	}
 	return l.shut()
 }
 
@@ -221,7 +273,13 @@ func (c *Cache) Remove(id digest.Digest) error {
 	if c.layers[id] != nil {
 		return fmt.Errorf("remove cached layer %s: %w", id, ErrInUse)
 	}
-	if err := os.RemoveAll(c.layerDir(id)); err != nil {
+	dir := c.layerDir(id)
+	err := c.disk.RemoveAll(dir)
+	if err == nil {
+		// Or the map of the old might turn up beside data of a new one.
+		err = c.disk.SyncDir(filepath.Dir(dir))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove cached layer %s: %w", id, err)
 	}
 	return nil
@@ -244,28 +302,6 @@ func (c *Cache) Layers() ([]digest.Digest, error) {
 	return ids, nil
 }
 
-// Usage is the disk space that the cache occupies, as the file system counts
-// it: holes are free.
-func (c *Cache) Usage() (int64, error) {
-	var n int64
-	err := filepath.WalkDir(c.dir, func(_ string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // removed meanwhile
-		}
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		fi, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err == nil {
-			n += statBlocks(fi)
-		}
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("measure cache: %w", err)
-	}
-	return n, nil
-}
+// Usage is the disk space that the cache occupies, as the file system counts it:
+// holes are free.
+func (c *Cache) Usage() (int64, error) { return c.disk.Space(c.dir) }

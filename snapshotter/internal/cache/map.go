@@ -35,11 +35,13 @@ type State uint8
 
 // Partial is the state of a layer that is being filled; Complete that of one
 // whose every byte is present and was checked as a whole; Quarantined that of
-// one that was found to be wrong.
+// one that was found to be wrong; Proven that of one that was complete, so that
+// its index is known to tell the truth, but has lost chunks since.
 const (
 	Partial State = iota
 	Complete
 	Quarantined
+	Proven
 )
 
 var errMap = errors.New("damaged map")
@@ -89,7 +91,7 @@ func decodeMap(b []byte, id [32]byte, n int) (State, bitmap, error) {
 		return 0, nil, fmt.Errorf("%w: unknown format", errMap)
 	case [32]byte(b[8:40]) != id, binary.LittleEndian.Uint64(b[40:]) != uint64(n):
 		return 0, nil, fmt.Errorf("%w: made for another index", errMap)
-	case b[48] > byte(Quarantined), !bytes.Equal(b[49:56], make([]byte, 7)):
+	case b[48] > byte(Proven), !bytes.Equal(b[49:56], make([]byte, 7)):
 		return 0, nil, fmt.Errorf("%w: unknown state", errMap)
 	}
 	set := bitmap(bytes.Clone(body[mapHeader:]))
@@ -108,6 +110,7 @@ func newBitmap(n int) bitmap         { return make(bitmap, (n+7)/8) }
 func (b bitmap) has(i int) bool      { return b[i/8]&(1<<(i%8)) != 0 }
 func (b bitmap) set(i int)           { b[i/8] |= 1 << (i % 8) }
 func (b bitmap) unset(i int)         { b[i/8] &^= 1 << (i % 8) }
+func (b bitmap) with(i int) bitmap   { b.set(i); return b }
 func (b bitmap) clone() bitmap       { return bytes.Clone(b) }
 func (b bitmap) equal(o bitmap) bool { return bytes.Equal(b, o) }
 

@@ -277,19 +277,38 @@ func (s *Set) open(ctx context.Context, rec store.Layer, load func(context.Conte
 	return l, nil
 }
 
+const (
+	// fillRetry and fillRetryMax bound the pause before a layer whose registry
+	// failed is filled again: other layers have their turn meanwhile.
+	fillRetry    = 30 * time.Second
+	fillRetryMax = 10 * time.Minute
+)
+
 // fill completes the layer in the background, one layer of the node at a time.
 func (s *Set) fill(ctx context.Context, l *layer) {
-	if s.FillAfter < 0 || l.cached.Complete() {
+	if s.FillAfter < 0 {
 		return
 	}
-	select {
-	case <-ctx.Done():
-		return
-	case <-time.After(s.FillAfter):
+	wait, retry := s.FillAfter, fillRetry
+	for !l.cached.Complete() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		if !s.fillOnce(ctx, l) {
+			return
+		}
+		wait, retry = retry, min(2*retry, fillRetryMax)
 	}
+}
+
+// fillOnce tries to complete the layer when its turn comes, and says whether to
+// try again later.
+func (s *Set) fillOnce(ctx context.Context, l *layer) (again bool) {
 	select {
 	case <-ctx.Done():
-		return
+		return false
 	case s.filling <- struct{}{}:
 		defer func() { <-s.filling }()
 	}
@@ -300,9 +319,16 @@ func (s *Set) fill(ctx context.Context, l *layer) {
 	case ctx.Err() != nil:
 	case errors.Is(err, lazy.ErrMismatch):
 		s.Log.Error("layer quarantined: what its index says is not the layer of the image", "layer", l.Digest.String(), "error", err)
+	case errors.Is(err, cache.ErrQuarantined):
+		s.Log.Error("layer is quarantined", "layer", l.Digest.String())
+	case errors.Is(err, cache.ErrFull):
+		s.Log.Info("layer stays incomplete, the cache has no room for the rest", "layer", l.Digest.String(), "error", err)
+		return true
 	default:
 		s.Log.Warn("layer stays incomplete", "layer", l.Digest.String(), "error", err)
+		return true
 	}
+	return false
 }
 
 // Stats says how a layer is. ok is false when it is not open.

@@ -140,7 +140,7 @@ func (s *Set) show(l *layer, sn *store.Snapshot, t *tree.Tree, dir string) error
 		meta := filepath.Join(filepath.Dir(dir), metaFile)
 		err := writeMeta(meta, t, l)
 		if err == nil {
-			return s.mountEROFS(l, meta, dir)
+			return s.mountEROFS(l, sn, meta, dir)
 		}
 		if !errors.Is(err, erofs.ErrUnsupported) {
 			return fmt.Errorf("build EROFS metadata of layer %s: %w", l.Digest, err)
@@ -148,17 +148,19 @@ func (s *Set) show(l *layer, sn *store.Snapshot, t *tree.Tree, dir string) error
 		s.Log.Warn("layer is served as a FUSE tree", "layer", l.Digest.String(), "reason", err)
 		sn.Mode = string(FUSE)
 	}
+	sn.Served = true
 	if err := s.Server.AddTree(sn.Number, t, l.lazy); err != nil {
 		return fmt.Errorf("serve tree of layer %s: %w", l.Digest, err)
 	}
 	return bind(filepath.Join(s.FUSEDir, "tree", strconv.FormatUint(sn.Number, 10)), dir)
 }
 
-func (s *Set) mountEROFS(l *layer, meta, dir string) error {
+func (s *Set) mountEROFS(l *layer, sn *store.Snapshot, meta, dir string) error {
 	device := filepath.Join(s.FUSEDir, "layer", strconv.FormatUint(l.Number, 10))
-	if l.cached.Complete() {
-		// Nothing is missing: the kernel reads the file itself.
-		device = l.cached.Path()
+	sn.Served = true
+	if l.cached.Hold() {
+		// Nothing is missing, nor will be: the kernel reads the file itself.
+		device, sn.Served = l.cached.Path(), false
 	}
 	if err := erofs.Mount(meta, device, dir); err != nil {
 		return fmt.Errorf("mount layer %s: %w", l.Digest, err)

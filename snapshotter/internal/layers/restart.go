@@ -23,6 +23,9 @@ func (s *Set) reopen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := s.sweep(recs); err != nil {
+		s.Log.Warn("leftovers in the cache stay", "error", err)
+	}
 	shown := map[digest.Digest][]store.Snapshot{}
 	for _, sn := range sns {
 		if sn.Lazy {
@@ -43,12 +46,35 @@ func (s *Set) reopen(ctx context.Context) error {
 		}
 		s.entries[rec.Digest] = &entry{users: len(shown[rec.Digest]), layer: l}
 		for _, sn := range shown[rec.Digest] {
+			if Mode(sn.Mode) == EROFS && !sn.Served {
+				// Also when it was another session's: its containers may run on.
+				l.cached.Keep()
+			}
 			if err := s.reserve(l, sn); err != nil {
 				s.Log.Error("snapshot cannot be served", "snapshot", sn.ID, "layer", rec.Digest.String(), "error", err)
 			}
 		}
 	}
 	return nil
+}
+
+// sweep removes what the cache has of layers that have no record.
+func (s *Set) sweep(recs []store.Layer) error {
+	ids, err := s.Cache.Layers()
+	if err != nil {
+		return err
+	}
+	known := make(map[digest.Digest]bool, len(recs))
+	for _, rec := range recs {
+		known[rec.Digest] = true
+	}
+	var errs []error
+	for _, id := range ids {
+		if !known[id] {
+			errs = append(errs, s.Cache.Remove(id))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // reserve serves the FUSE tree of a snapshot again.

@@ -10,25 +10,33 @@ import (
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 )
 
 // Fill fetches in the background what is missing, until the layer is complete
 // and was checked as a whole, or the context ends. Other trouble makes it try
-// again, but for causes that waiting does not cure. A layer whose whole is
-// wrong is quarantined and ErrMismatch returned.
+// again a few times, but for causes that waiting does not cure: a caller that
+// fills many layers goes on with another one then. cache.ErrFull says that the
+// rest would push out what readers use. A layer whose whole is wrong is
+// quarantined and ErrMismatch returned.
 func (l *Layer) Fill(ctx context.Context) error {
 	pause := retryMin
-	for !l.cache.Complete() {
+	for tries := 0; !l.cache.Complete(); tries++ {
+		before := l.cache.Present()
 		err := l.fillOnce(ctx)
 		if err == nil {
 			err = l.check(ctx)
+		}
+		if l.cache.Present() > before {
+			tries = 0
 		}
 		switch {
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, ctx.Err())
-		case isPermanent(err), errors.Is(err, ErrMismatch):
+		case isPermanent(err), errors.Is(err, ErrMismatch), errors.Is(err, cache.ErrFull), tries == fillTries:
 			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, err)
 		}
 		l.log.Warn("fill layer, trying again", "layer", l.ix.Layer.String(), "error", err)
@@ -37,16 +45,30 @@ func (l *Layer) Fill(ctx context.Context) error {
 			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, ctx.Err())
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, fillRetryMax)
+		pause = min(2*pause, retryMax)
 	}
 	return nil
 }
 
-// fillRetryMax is the longest pause of the background, which nobody waits for.
-const fillRetryMax = 30 * time.Second
+// fillTries is how many times in a row the background tries again without a
+// chunk to show for it.
+const fillTries = 4
+
+// missing is the size of the chunks from first to last that are not there.
+func (l *Layer) missing(first, last int) (n int64) {
+	for i := first; i <= last; i++ {
+		if !l.cache.Has(i) {
+			n += l.ix.Chunks[i].Size
+		}
+	}
+	return n
+}
 
 // fillOnce goes over the layer once, a few requests at a time.
 func (l *Layer) fillOnce(ctx context.Context) error {
+	if n := l.missing(0, len(l.ix.Chunks)-1); !l.cache.Room(n) {
+		return fmt.Errorf("%d bytes are missing: %w", n, cache.ErrFull)
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillRequests)
 	for i := 0; i < len(l.ix.Chunks); {
@@ -58,6 +80,9 @@ func (l *Layer) fillOnce(ctx context.Context) error {
 			break
 		}
 		first, last := i, l.fillEnd(i)
+		if !l.cache.Room(l.missing(first, last)) { // it filled up meanwhile
+			return errors.Join(cache.ErrFull, g.Wait())
+		}
 		g.Go(func() error { return await(gctx, l.want(gctx, first, last, background)) })
 		i = last + 1
 	}
@@ -108,7 +133,7 @@ func (l *Layer) check(ctx context.Context) error {
 			return err
 		}
 		n := min(int64(len(buf)), l.ix.Size-off)
-		if _, err := l.cache.ReadAt(buf[:n], off); err != nil {
+		if _, err := l.cache.PeekAt(buf[:n], off); err != nil {
 			return err
 		}
 		h.Write(buf[:n])
@@ -135,7 +160,7 @@ func (l *Layer) checkHeaders() error {
 	var buf []byte
 	return l.ix.WalkHeaders(func(off int64, p []byte) error {
 		buf = append(buf[:0], p...)
-		if _, err := l.cache.ReadAt(buf, off); err != nil {
+		if _, err := l.cache.PeekAt(buf, off); err != nil {
 			return err
 		}
 		if !bytes.Equal(buf, p) {

@@ -22,7 +22,9 @@
 // its own deadline, and then fails with the last cause; the next read starts
 // afresh, so nothing has to be reset when the registry is back. Causes that
 // waiting does not cure (no such blob, no right to it, no ranges) end a read at
-// once. A full disk does not fail reads: the bytes are handed on from memory.
+// once. A full disk or cache does not fail reads: the bytes are handed on from
+// memory. The background leaves a cache alone that has no room for the rest of
+// the layer.
 package lazy
 
 import (

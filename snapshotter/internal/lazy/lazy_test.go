@@ -77,6 +77,12 @@ type fixture struct {
 // newFixture is a layer on a registry, none of it here.
 func newFixture(t *testing.T, size int, compress bool, opts ...Option) *fixture {
 	t.Helper()
+	return newLimited(t, size, compress, 0, opts...)
+}
+
+// newLimited is the same with a cache that may hold so many bytes.
+func newLimited(t *testing.T, size int, compress bool, limit int64, opts ...Option) *fixture {
+	t.Helper()
 	b, stream := blob(t, size, compress)
 	f := &fixture{srv: registrytest.New(t), stream: stream}
 	desc := f.srv.AddBlob(b)
@@ -84,7 +90,7 @@ func newFixture(t *testing.T, size int, compress bool, opts ...Option) *fixture 
 	if f.ix, err = scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(b), Size: -1}); err != nil {
 		t.Fatal(err)
 	}
-	if f.cache, err = cache.Open(t.TempDir()); err != nil {
+	if f.cache, err = cache.Open(t.TempDir(), cache.WithLimits(cache.Limits{MaxBytes: limit})); err != nil {
 		t.Fatal(err)
 	}
 	c := registry.New(registry.Config{HeaderTimeout: 300 * time.Millisecond, StallTimeout: 300 * time.Millisecond})
@@ -337,6 +343,41 @@ func TestLyingHeaders(t *testing.T) {
 	}
 	if s := f.layer.cache.State(); s != cache.Quarantined {
 		t.Errorf("state is %d", s)
+	}
+}
+
+// TestFillWithoutRoom: the background does not push out what readers use.
+func TestFillWithoutRoom(t *testing.T) {
+	f := newLimited(t, 8<<20, false, 4<<20)
+	if err := f.read(t.Context(), 1<<20, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.layer.Fill(t.Context()); !errors.Is(err, cache.ErrFull) {
+		t.Errorf("fill: %v", err)
+	}
+	if st := f.cache.Stats(); st.Chunks != 0 || st.Refused != 0 {
+		t.Errorf("the background made room: %+v", st)
+	}
+}
+
+// TestReadsBeyondTheLimit: a layer larger than its cache is read as any other,
+// for longer.
+func TestReadsBeyondTheLimit(t *testing.T) {
+	f := newLimited(t, 12<<20, true, 4<<20)
+	var wg sync.WaitGroup
+	for g := range 6 {
+		wg.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(g), 9))
+			for range 60 {
+				if err := f.read(t.Context(), rnd.Int64N(f.ix.Size), 1+rnd.Int64N(300_000)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if st := f.cache.Stats(); st.Bytes > 4<<20 || st.Chunks+st.Refused == 0 {
+		t.Errorf("cache: %+v", st)
 	}
 }
 

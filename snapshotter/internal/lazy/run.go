@@ -228,7 +228,8 @@ func (l *Layer) decode(ctx context.Context, i int, w *pending, compressed []byte
 			l.settle(i, w, nil, fmt.Errorf("verify chunk %d: %w", i, err))
 			return
 		}
-		if err := l.cache.Put(i, data); err != nil && !errors.Is(err, cache.ErrQuarantined) {
+		// A full cache says so itself, once; here it would be said for every chunk.
+		if err := l.cache.Put(i, data); err != nil && !errors.Is(err, cache.ErrFull) {
 			l.log.Warn("keep chunk, serving it from memory", "layer", l.ix.Layer.String(), "error", err)
 		}
 		l.settle(i, w, data, nil)

@@ -60,6 +60,7 @@ type Snapshot struct {
 	Bottom  bool          `json:"bottom"`  // lazy: nothing below
 	Mode    string        `json:"mode"`    // lazy: "erofs" or "fuse"
 	Session string        `json:"session"` // lazy: the FUSE mount it was mounted from
+	Served  bool          `json:"served"`  // lazy: reads come to us; else the kernel reads the cached file
 	Size    int64         `json:"size"`    // bytes of the tar stream
 	Blob    int64         `json:"blob"`    // bytes of the blob
 	Fetched int64         `json:"fetched"` // bytes of it that came over the network, if not lazy
