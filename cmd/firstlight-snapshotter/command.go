@@ -85,6 +85,7 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.StringVar(&o.flags.Root, "root", d.Root, "directory of state and layers")
 	f.StringVar(&o.flags.Address, "address", d.Address, "socket for containerd")
 	f.StringVar(&o.flags.NodeAddress, "node-address", d.NodeAddress, "socket of the node API")
+	f.StringVar(&o.flags.ImageAddress, "image-address", d.ImageAddress, "socket for kubelet's imageServiceEndpoint, so that pull secrets count for lazy layers; empty for none")
 	f.StringVar(&o.flags.MetricsAddress, "metrics-address", d.MetricsAddress, "host:port for Prometheus, empty for none")
 	f.StringVar(&o.flags.ContainerdAddress, "containerd-address", d.ContainerdAddress, "containerd's socket")
 	f.StringVar(&o.flags.HostsDir, "hosts-dir", d.HostsDir, "containerd's certs.d directory")
@@ -108,6 +109,7 @@ func (o *options) load(f *pflag.FlagSet) (daemon.Config, *slog.Logger, error) {
 		"root":               func() { cfg.Root = o.flags.Root },
 		"address":            func() { cfg.Address = o.flags.Address },
 		"node-address":       func() { cfg.NodeAddress = o.flags.NodeAddress },
+		"image-address":      func() { cfg.ImageAddress = o.flags.ImageAddress },
 		"metrics-address":    func() { cfg.MetricsAddress = o.flags.MetricsAddress },
 		"containerd-address": func() { cfg.ContainerdAddress = o.flags.ContainerdAddress },
 		"hosts-dir":          func() { cfg.HostsDir = o.flags.HostsDir },

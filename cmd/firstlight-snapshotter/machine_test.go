@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -146,9 +147,21 @@ func (m *machine) transport(addr string) *http.Transport {
 	return t
 }
 
+// noCRI are the plugins that serve kubelet.
+var noCRI = []string{"io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"}
+
 // startContainerd uses the configuration that our own command prints.
 func (m *machine) startContainerd() *sandbox.Process {
 	m.Helper()
+	return m.startContainerdWithout(noCRI...)
+}
+
+func (m *machine) startContainerdWithout(plugins ...string) *sandbox.Process {
+	m.Helper()
+	disabled, err := json.Marshal(append(plugins, "io.containerd.nri.v1.nri"))
+	if err != nil {
+		m.Fatal(err)
+	}
 	var dropIn strings.Builder
 	if err := daemon.WriteDropIn(&dropIn, daemon.Default()); err != nil {
 		m.Fatal(err)
@@ -157,8 +170,8 @@ func (m *machine) startContainerd() *sandbox.Process {
 	config := filepath.Join(m.dir, "containerd.toml")
 	text := fmt.Sprintf(`version = 3
 imports = [%q]
-disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri"]
-`, imported)
+disabled_plugins = %s
+`, imported, disabled)
 	for path, content := range map[string]string{imported: dropIn.String(), config: text} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			m.Fatal(err)

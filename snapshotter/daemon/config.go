@@ -29,6 +29,7 @@ type Config struct {
 	Root              string   `toml:"root"`               // state and layers
 	Address           string   `toml:"address"`            // socket for containerd
 	NodeAddress       string   `toml:"node_address"`       // socket of the node API
+	ImageAddress      string   `toml:"image_address"`      // socket for kubelet's image service, "" for none
 	MetricsAddress    string   `toml:"metrics_address"`    // host:port for /metrics, "" for none
 	ContainerdAddress string   `toml:"containerd_address"` // containerd's socket
 	HostsDir          string   `toml:"hosts_dir"`          // containerd's certs.d
@@ -107,6 +108,9 @@ func (c *Config) Validate() error {
 		if !filepath.IsAbs(path) {
 			errs = append(errs, fmt.Errorf("%s: %q is no absolute path", name, path))
 		}
+	}
+	if c.ImageAddress != "" && !filepath.IsAbs(c.ImageAddress) {
+		errs = append(errs, fmt.Errorf("image_address: %q is no absolute path", c.ImageAddress))
 	}
 	// overlayfs separates the directories of its options by these.
 	if strings.ContainsAny(c.Root, ":,\\") {

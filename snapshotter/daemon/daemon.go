@@ -38,6 +38,7 @@ import (
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/erofs"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/fusefs"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/imageservice"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/keeper"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/layers"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/lazy"
@@ -62,6 +63,7 @@ type worker struct {
 	server   *fusefs.Server
 	layers   *layers.Set
 	backend  *containerd
+	pulls    *imageservice.Ring
 	supplier *supply.Service
 	snap     *snapshotter.Snapshotter
 	api      *api
@@ -81,10 +83,14 @@ func Run(ctx context.Context, cfg Config, worker []string, version string, log *
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
+	sockets := []keeper.Socket{{Name: socketSnapshots, Path: cfg.Address}, {Name: socketNode, Path: cfg.NodeAddress}}
+	if cfg.ImageAddress != "" {
+		sockets = append(sockets, keeper.Socket{Name: socketImages, Path: cfg.ImageAddress})
+	}
 	return keeper.Run(ctx, keeper.Config{
 		Mountpoint: cfg.FUSEDir(),
 		Command:    append([]string{self}, worker...),
-		Sockets:    []keeper.Socket{{Name: socketSnapshots, Path: cfg.Address}, {Name: socketNode, Path: cfg.NodeAddress}},
+		Sockets:    sockets,
 		Stdout:     os.Stdout,
 		Stderr:     os.Stderr,
 	}, log)
@@ -94,6 +100,7 @@ func Run(ctx context.Context, cfg Config, worker []string, version string, log *
 const (
 	socketSnapshots = "snapshots"
 	socketNode      = "node"
+	socketImages    = "images"
 )
 
 // probeFUSE says why the machine has no FUSE.
@@ -178,7 +185,8 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 	}
 	mode, disabled := w.choose(ctx)
 	w.server = fusefs.New(w.log)
-	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log})
+	w.pulls = imageservice.NewRing(w.memory(), w.log)
+	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, Pulls: w.pulls, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log})
 	w.layers, err = layers.Open(ctx, layers.Config{
 		Store: w.store, Cache: w.cache, Server: w.server, FUSEDir: w.cfg.FUSEDir(), Mode: mode, Session: session,
 		Indexes: filepath.Join(w.cfg.Root, "indexes"),
@@ -207,6 +215,19 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 	w.snap, err = snapshotter.New(w.cfg.Root, snapshotter.WithSupplier(w.supplier), snapshotter.WithLogger(w.log))
 	return err
 }
+
+// memory is what the next worker finds again, where there can be one.
+func (w *worker) memory() imageservice.Memory {
+	if w.session == nil {
+		return noMemory{}
+	}
+	return w.session.State
+}
+
+type noMemory struct{}
+
+func (noMemory) Load() ([]byte, error) { return nil, nil }
+func (noMemory) Store([]byte) error    { return nil }
 
 // choose finds out how layers can be mounted, or why they cannot.
 func (w *worker) choose(ctx context.Context) (layers.Mode, error) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/imageservice"
 	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
 )
 
@@ -40,9 +41,19 @@ func (w *worker) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, snapshots.Close())
 	}
+	images, err := w.imageListener(ctx)
+	if err != nil {
+		return errors.Join(err, snapshots.Close(), node.Close())
+	}
 	metrics := metricsHandler(newCollector(w.api, w.supplier))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return serveGRPC(ctx, snapshots, snapshotservice.FromSnapshotter(w.snap)) })
+	srv := grpc.NewServer()
+	snapshotsapi.RegisterSnapshotsServer(srv, snapshotservice.FromSnapshotter(w.snap))
+	group.Go(func() error { return serveGRPC(ctx, snapshots, srv) })
+	if images != nil {
+		proxy := imageservice.NewProxy(w.backend.conn, w.pulls)
+		group.Go(func() error { return serveGRPC(ctx, images, proxy.Server()) })
+	}
 	group.Go(func() error { return serveHTTP(ctx, node, nodeapi.NewHandler(w.api, metrics)) })
 	if w.cfg.MetricsAddress != "" {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.cfg.MetricsAddress)
@@ -66,6 +77,14 @@ func (w *worker) serve(ctx context.Context) error {
 	}
 	w.log.Info("ready", args...)
 	return group.Wait()
+}
+
+// imageListener returns the socket for kubelet, nil if there is to be none.
+func (w *worker) imageListener(ctx context.Context) (net.Listener, error) {
+	if w.cfg.ImageAddress == "" {
+		return nil, nil
+	}
+	return w.listener(ctx, socketImages, w.cfg.ImageAddress)
 }
 
 // listener returns the keeper's socket, or opens one in the place of what a dead
@@ -95,9 +114,7 @@ func (w *worker) listener(ctx context.Context, name, path string) (net.Listener,
 	return l, nil
 }
 
-func serveGRPC(ctx context.Context, l net.Listener, service snapshotsapi.SnapshotsServer) error {
-	srv := grpc.NewServer()
-	snapshotsapi.RegisterSnapshotsServer(srv, service)
+func serveGRPC(ctx context.Context, l net.Listener, srv *grpc.Server) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)

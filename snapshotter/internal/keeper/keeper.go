@@ -3,17 +3,18 @@
 // # Vocabulary
 //
 // The keeper is the small process that owns what must not be lost: the open
-// /dev/fuse of the mount, and the listening sockets. The worker is its child,
-// the same program, which does everything else. A session is what a worker gets
-// from its keeper: the device, the handshake that was made on it, the sockets,
-// and a line to the keeper.
+// /dev/fuse of the mount, the listening sockets, and a little memory. The worker
+// is its child, the same program, which does everything else. A session is what
+// a worker gets from its keeper: the device, the handshake that was made on it,
+// the sockets, the memory, and a line to the keeper.
 //
 // # Protocol
 //
 // The worker finds its session in its file descriptors: 3 is the device, 4 the
 // line, a socket on which it writes one byte when it is ready and which ends
-// when the keeper does, 5 a sealed memory file with a JSON description, and
-// from 6 on the sockets in the order of the description.
+// when the keeper does, 5 a sealed memory file with a JSON description, 6 a memory
+// file for what a worker leaves to the next one, and from 7 on the sockets in the
+// order of the description.
 //
 // # Invariants
 //
@@ -93,6 +94,7 @@ type keeper struct {
 	cfg     Config
 	log     *slog.Logger
 	device  *os.File
+	state   *os.File
 	sockets []*os.File
 	about   description
 	ready   bool // a worker was, once
@@ -108,6 +110,10 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) (err error) {
 		cfg.StopTimeout = defaultStopTimeout
 	}
 	k := &keeper{cfg: cfg, log: log, about: description{Started: time.Now()}}
+	if k.state, err = newState(); err != nil {
+		return err
+	}
+	defer k.state.Close()
 	if err := k.mount(); err != nil {
 		return err
 	}
@@ -247,7 +253,7 @@ func (k *keeper) work(ctx context.Context) (*os.ProcessState, error) {
 	}
 	cmd := exec.Command(k.cfg.Command[0], k.cfg.Command[1:]...) //nolint:noctx // ended by SIGTERM below
 	cmd.Stdout, cmd.Stderr = k.cfg.Stdout, k.cfg.Stderr
-	cmd.ExtraFiles = append([]*os.File{k.device, theirs, about}, k.sockets...)
+	cmd.ExtraFiles = append([]*os.File{k.device, theirs, about, k.state}, k.sockets...)
 	// Not in our process group: a terminal's Ctrl-C is for the keeper, which
 	// tells the worker.
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}

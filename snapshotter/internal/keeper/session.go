@@ -20,7 +20,8 @@ const (
 	deviceFD  = 3
 	lineFD    = 4
 	aboutFD   = 5
-	socketsFD = 6
+	stateFD   = 6
+	socketsFD = 7
 )
 
 // maxDescription bounds what a worker reads about its session.
@@ -32,6 +33,8 @@ type Session struct {
 	// keeper was.
 	Restarts int
 	Started  time.Time
+	// State outlives the worker.
+	State *State
 
 	device    *os.File
 	line      *os.File
@@ -62,6 +65,8 @@ func Attach() (*Session, error) {
 		}
 		unix.CloseOnExec(fd)
 	}
+	unix.CloseOnExec(stateFD)
+	s.State = &State{os.NewFile(stateFD, "state")}
 	s.device = os.NewFile(deviceFD, "/dev/fuse")
 	s.line = os.NewFile(lineFD, "line")
 	for i, name := range d.Sockets {

@@ -83,7 +83,7 @@ func hint(kind error) string {
 		text string
 	}{
 		{ErrNoRanges, "the layer must be pulled in full; use a registry or mirror with range support for lazy starts"},
-		{ErrUnauthorized, "check this host's credentials in the snapshotter's docker config"},
+		{ErrUnauthorized, "check this host's credentials in the snapshotter's docker config, or point kubelet's imageServiceEndpoint at its image_address"},
 		{ErrForbidden, "the credentials lack pull permission for this repository"},
 		{ErrNotFound, "it was deleted from the registry, or the name is wrong"},
 		{ErrRange, "the blob there is shorter than the manifest says; push the image again"},

@@ -69,6 +69,9 @@ type Config struct {
 	// DockerConfig is a docker config.json. It is read whenever credentials are
 	// needed, so that changes count at once. A missing file means none.
 	DockerConfig string
+	// Pulls, if not nil, are the credentials of pulls; they come before the docker
+	// config, for their repository alone.
+	Pulls Pulls
 	// UserAgent is sent with every request.
 	UserAgent string
 	// Logger is told of damaged hosts.toml files.
@@ -77,13 +80,21 @@ type Config struct {
 	HeaderTimeout, StallTimeout time.Duration
 }
 
+// Pulls knows with which credentials repositories were pulled.
+type Pulls interface {
+	// Has says whether it knows any for a repository, host/name.
+	Has(repository string) bool
+	// Credentials returns those for a repository at a host; an identity token
+	// has no user.
+	Credentials(repository, host string) (user, secret string, ok bool)
+}
+
 // Client reads from registries. It is safe for concurrent use.
 type Client struct {
-	cfg   Config
-	hosts docker.RegistryHosts
+	cfg Config
 
 	mu    sync.Mutex
-	known map[string][]docker.RegistryHost // by the registry in the image name
+	known map[string][]docker.RegistryHost // by registry, or by repository if it has its own credentials
 	slow  map[string]time.Time             // hosts to try last, until when
 }
 
@@ -101,18 +112,27 @@ func New(cfg Config) *Client {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "firstlight"
 	}
-	c := &Client{cfg: cfg, known: map[string][]docker.RegistryHost{}, slow: map[string]time.Time{}}
+	return &Client{cfg: cfg, known: map[string][]docker.RegistryHost{}, slow: map[string]time.Time{}}
+}
+
+// configure reads how a registry's hosts are reached. They share tokens, so
+// those of a repository with credentials of its own are nobody else's.
+func (c *Client) configure(registry string, credentials func(host string) (user, secret string, err error)) ([]docker.RegistryHost, error) {
 	opts := config.HostOptions{
-		Credentials:    c.credentials,
+		Credentials:    credentials,
 		UpdateClient:   tune,
-		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(http.Header{"User-Agent": {cfg.UserAgent}})},
+		AuthorizerOpts: []docker.AuthorizerOpt{docker.WithAuthHeader(http.Header{"User-Agent": {c.cfg.UserAgent}})},
 	}
-	if cfg.HostsDir != "" {
-		opts.HostDir = config.HostDirFromRoot(cfg.HostsDir)
+	if c.cfg.HostsDir != "" {
+		opts.HostDir = config.HostDirFromRoot(c.cfg.HostsDir)
 	}
 	// The context is only for the logger in it.
-	c.hosts = config.ConfigureHosts(log.WithLogger(context.Background(), containerdLog(cfg.Logger)), opts)
-	return c
+	hosts := config.ConfigureHosts(log.WithLogger(context.Background(), containerdLog(c.cfg.Logger)), opts)
+	all, err := hosts(registry)
+	if err != nil {
+		return nil, fmt.Errorf("configure registry %s: %w", registry, err)
+	}
+	return all, nil
 }
 
 // containerdLog passes on what containerd's code calls an error; the rest of
@@ -175,21 +195,23 @@ func (c *Client) credentials(host string) (user, secret string, err error) {
 	return auth.Username, auth.Password, nil
 }
 
-// endpoints returns the hosts that serve a registry's images, best first.
-func (c *Client) endpoints(registry string, need docker.HostCapabilities) ([]docker.RegistryHost, error) {
+// endpoints returns the hosts that serve a repository, best first.
+func (r *Repository) endpoints(need docker.HostCapabilities) ([]docker.RegistryHost, error) {
+	c := r.client
+	key, credentials := r.login()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := c.known[registry]
+	all := c.known[key]
 	if all == nil {
 		var err error
-		if all, err = c.hosts(registry); err != nil {
-			return nil, fmt.Errorf("configure registry %s: %w", registry, err)
+		if all, err = c.configure(r.registry, credentials); err != nil {
+			return nil, err
 		}
 		if len(c.known) >= maxKnown {
 			clear(c.known)
 			clear(c.slow)
 		}
-		c.known[registry] = all
+		c.known[key] = all
 	}
 	var fine, slow []docker.RegistryHost
 	now := time.Now()
@@ -205,12 +227,28 @@ func (c *Client) endpoints(registry string, need docker.HostCapabilities) ([]doc
 	return append(fine, slow...), nil
 }
 
-// forget drops what is known about a registry, tokens and their failures
-// included: containerd's authorizer keeps a failure as it keeps a token.
-func (c *Client) forget(registry string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.known, registry)
+// login says under which name the repository's hosts are known, and how they
+// find credentials.
+func (r *Repository) login() (key string, credentials func(host string) (user, secret string, err error)) {
+	c := r.client
+	if c.cfg.Pulls == nil || !c.cfg.Pulls.Has(r.String()) {
+		return r.registry, c.credentials
+	}
+	return r.String(), func(host string) (string, string, error) {
+		if user, secret, ok := c.cfg.Pulls.Credentials(r.String(), host); ok {
+			return user, secret, nil
+		}
+		return c.credentials(host)
+	}
+}
+
+// forget drops what is known about the repository's hosts, tokens and their
+// failures included: containerd's authorizer keeps a failure as it keeps a token.
+func (r *Repository) forget() {
+	key, _ := r.login()
+	r.client.mu.Lock()
+	defer r.client.mu.Unlock()
+	delete(r.client.known, key)
 }
 
 func (c *Client) penalize(host string) {

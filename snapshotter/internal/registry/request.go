@@ -46,7 +46,7 @@ type request struct {
 // get asks one host after the other and returns the first answer accepted,
 // its body under the stall deadline.
 func (r *Repository) get(ctx context.Context, q request) (*http.Response, error) {
-	hosts, err := r.client.endpoints(r.registry, q.need)
+	hosts, err := r.endpoints(q.need)
 	if err != nil {
 		return nil, err
 	}
@@ -183,8 +183,8 @@ func (r *Repository) challenged(ctx context.Context, h *docker.RegistryHost, ans
 }
 
 func (r *Repository) renew(h docker.RegistryHost) (docker.RegistryHost, error) {
-	r.client.forget(r.registry)
-	hosts, err := r.client.endpoints(r.registry, h.Capabilities)
+	r.forget()
+	hosts, err := r.endpoints(h.Capabilities)
 	if err != nil {
 		return h, err
 	}
@@ -264,7 +264,7 @@ func (r *Repository) send(ctx context.Context, h docker.RegistryHost, u *url.URL
 	if own && h.Authorizer != nil {
 		if err := h.Authorizer.Authorize(ctx, req); err != nil {
 			timer.Stop()
-			r.client.forget(r.registry)
+			r.forget()
 			err = r.authFailure(ctx, h, err)
 			cancel(nil)
 			return nil, err

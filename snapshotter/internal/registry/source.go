@@ -73,7 +73,7 @@ func (s *Source) body(resp *http.Response, n int64) io.ReadCloser {
 
 // remember keeps a redirect's target for the next range.
 func (s *Source) remember(resp *http.Response) {
-	hosts, err := s.repo.client.endpoints(s.repo.registry, docker.HostCapabilityPull)
+	hosts, err := s.repo.endpoints(docker.HostCapabilityPull)
 	if err != nil {
 		return
 	}
