@@ -425,9 +425,18 @@ func (m *machine) checkMetrics(image *testImage) {
 // worker is the process id of the keeper's child.
 func (m *machine) worker() int {
 	m.Helper()
+	pid, ok := m.findWorker()
+	if !ok {
+		m.Fatal("the keeper has no child, or several")
+	}
+	return pid
+}
+
+// findWorker returns the process id of the keeper's child, if there is one.
+func (m *machine) findWorker() (pid int, ok bool) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.snapshotter.PID()))
 	if err != nil {
-		m.Fatal(err)
+		return 0, false
 	}
 	var children []string
 	for _, path := range threads {
@@ -438,13 +447,10 @@ func (m *machine) worker() int {
 		children = append(children, strings.Fields(string(b))...)
 	}
 	if len(children) != 1 {
-		m.Fatalf("the keeper's children are %q", children)
+		return 0, false
 	}
-	child, err := strconv.Atoi(children[0])
-	if err != nil {
-		m.Fatal(err)
-	}
-	return child
+	pid, err = strconv.Atoi(children[0])
+	return pid, err == nil
 }
 
 // TestWorkerKilled kills workers while a container waits for bytes.
