@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -51,7 +52,17 @@ func newCommand() *cobra.Command {
 }
 
 func newConfigCommand(opts *options) *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Print configuration for other programs"}
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "Print a configuration file with every setting",
+		Example: `  firstlight-snapshotter config > /etc/firstlight/snapshotter.toml
+  firstlight-snapshotter config containerd > /etc/containerd/conf.d/firstlight.toml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := io.WriteString(cmd.OutOrStdout(), daemon.Example)
+			return err
+		},
+	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "containerd",
 		Short: "Print the part of containerd's configuration that makes it use this snapshotter",

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	_ "embed" // the example
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,12 @@ const (
 
 // maxConfig bounds a configuration file; ours has a dozen lines.
 const maxConfig = 1 << 20
+
+// Example is a configuration file with every setting, its default, and what it
+// is for.
+//
+//go:embed example.toml
+var Example string
 
 // Config is how a snapshotter runs. A file of it is strict: a key that is not
 // known is an error.

@@ -9,11 +9,36 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/pelletier/go-toml/v2"
 
 	"github.com/firstlight-dev/firstlight/snapshotter/daemon"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
+
+// TestExample checks that the example has every setting, with its default.
+func TestExample(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "snapshotter.toml")
+	if err := os.WriteFile(path, []byte(daemon.Example), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got daemon.Config
+	if err := got.Load(path); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(daemon.Default(), got); d != "" {
+		t.Error(d)
+	}
+	all, err := toml.Marshal(daemon.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(all)) {
+		if key, _, ok := strings.Cut(line, " = "); ok && !strings.Contains(daemon.Example, "\n"+key+" = ") {
+			t.Errorf("the example lacks %s", key)
+		}
+	}
+}
 
 func TestLoad(t *testing.T) {
 	want := daemon.Default()
