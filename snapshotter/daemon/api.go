@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"context"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/layers"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/store"
@@ -20,7 +22,9 @@ type api struct {
 	started  time.Time
 	restarts int
 	store    *store.Store
+	cache    *cache.Cache
 	layers   *layers.Set
+	book     *account.Book
 	backend  *containerd
 
 	mu         sync.Mutex
@@ -48,8 +52,34 @@ func (a *api) Status(ctx context.Context) nodeapi.Status {
 	}
 	return nodeapi.Status{
 		Version: a.version, Mode: a.mode, FUSE: a.mode != modeNone, StartedAt: a.started, WorkerRestarts: a.restarts,
-		Conditions: append(conditions, c),
+		Cache: a.cacheStatus(), Conditions: append(conditions, c),
 	}
+}
+
+func (a *api) cacheStatus() nodeapi.Cache {
+	st := a.cache.Stats()
+	limit := st.Limit
+	if limit == math.MaxInt64 {
+		limit = 0
+	}
+	return nodeapi.Cache{
+		Bytes: st.Bytes, Limit: limit, HeldBytes: st.Held,
+		EvictedChunks: st.Chunks, EvictedBytes: st.Evicted, RefusedChunks: st.Refused,
+	}
+}
+
+// Containers lists what the reads of each container have cost.
+func (a *api) Containers(context.Context) ([]nodeapi.Container, error) {
+	figures := a.book.Figures()
+	containers := make([]nodeapi.Container, 0, len(figures))
+	for _, f := range figures {
+		containers = append(containers, nodeapi.Container{
+			ID: f.Container, Cgroup: f.Cgroup, Reads: f.Reads, BytesRead: f.Bytes,
+			OnDemandReads: f.OnDemandReads, OnDemandWaitMS: f.OnDemandWait.Milliseconds(),
+			Requests: f.Requests, BytesFetched: f.Fetched, FirstRead: f.First.UTC(), LastRead: f.Last.UTC(),
+		})
+	}
+	return containers, nil
 }
 
 // Images joins the records of images and snapshots with the figures of layers.
@@ -101,8 +131,9 @@ func (a *api) lazy(d digest.Digest, out nodeapi.Layer) nodeapi.Layer {
 		out.State = nodeapi.StateComplete
 	case cache.Quarantined:
 		out.State = nodeapi.StateQuarantined
-	case cache.Partial:
+	case cache.Partial, cache.Proven:
 	}
+	out.Verified = state == cache.Complete || state == cache.Proven
 	out.BytesFetched, out.Requests = st.BytesFetched, st.Requests
 	out.OnDemandWaitMS = st.OnDemandWait.Milliseconds()
 	out.Chunks, out.ChunksPresent = st.Chunks, st.ChunksPresent

@@ -35,6 +35,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/firstlight-dev/firstlight/snapshotter"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/erofs"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/fusefs"
@@ -177,14 +178,14 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 	if w.backend, err = dialContainerd(w.cfg.ContainerdAddress); err != nil {
 		return err
 	}
-	w.api = &api{version: version, started: time.Now().UTC(), store: w.store, backend: w.backend}
+	w.api = &api{version: version, started: time.Now().UTC(), store: w.store, cache: w.cache, book: account.NewBook(), backend: w.backend}
 	var session string
 	if w.session != nil {
 		w.api.restarts = w.session.Restarts
 		session = w.session.Started.UTC().Format(time.RFC3339Nano)
 	}
 	mode, disabled := w.choose(ctx)
-	w.server = fusefs.New(w.log)
+	w.server = fusefs.New(w.log, fusefs.WithBook(w.api.book))
 	w.pulls = imageservice.NewRing(w.memory(), w.log)
 	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, Pulls: w.pulls, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log})
 	w.layers, err = layers.Open(ctx, layers.Config{

@@ -1,6 +1,7 @@
 package nodeapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,8 @@ const (
 	maxResponse = 512 << 20
 	// requestTimeout bounds one request; the server only reads its memory.
 	requestTimeout = 10 * time.Second
+	// evictTimeout bounds an eviction: a few syncs for each of hundreds of layers.
+	evictTimeout = 5 * time.Minute
 )
 
 // Client asks one snapshotter. It is safe for concurrent use.
@@ -35,7 +38,7 @@ func NewClient(socket string) *Client {
 	}
 	return &Client{
 		socket: socket,
-		http:   &http.Client{Transport: &http.Transport{DialContext: dial}, Timeout: requestTimeout},
+		http:   &http.Client{Transport: &http.Transport{DialContext: dial}},
 	}
 }
 
@@ -51,8 +54,64 @@ func (c *Client) Images(ctx context.Context) ([]Image, error) {
 	return images, c.get(ctx, "/v1/images", &images)
 }
 
+// Containers returns what the reads of each container have cost.
+func (c *Client) Containers(ctx context.Context) ([]Container, error) {
+	var containers []Container
+	return containers, c.get(ctx, "/v1/containers", &containers)
+}
+
+// Evict takes cached bytes away. Errors about names that the snapshotter does
+// not know wrap ErrNotFound.
+func (c *Client) Evict(ctx context.Context, req EvictRequest) (Evicted, error) {
+	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+	defer cancel()
+	var evicted Evicted
+	return evicted, c.do(ctx, http.MethodPost, "/v1/evict", req, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(&evicted)
+	})
+}
+
+// Warm completes an image and calls report with how far it is. It ends when
+// the image is complete or the context ends; what was fetched stays.
+func (c *Client) Warm(ctx context.Context, req WarmRequest, report func(Progress)) error {
+	return c.do(ctx, http.MethodPost, "/v1/warm", req, func(body io.Reader) error {
+		dec := json.NewDecoder(body)
+		for {
+			var p Progress
+			if err := dec.Decode(&p); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				return fmt.Errorf("the snapshotter stopped before the image was complete: %w", err)
+			}
+			report(p)
+			switch {
+			case p.Error != "":
+				return fmt.Errorf("complete %s: %s", p.Image, p.Error)
+			case p.Done:
+				return nil
+			}
+		}
+	})
+}
+
 func (c *Client) get(ctx context.Context, path string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://node"+path, nil)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return c.do(ctx, http.MethodGet, path, nil, func(body io.Reader) error { return json.NewDecoder(body).Decode(v) })
+}
+
+// do sends a request and hands its answer on.
+func (c *Client) do(ctx context.Context, method, path string, in any, out func(io.Reader) error) error {
+	var send io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return fmt.Errorf("build request: %w", err)
+		}
+		send = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://node"+path, send)
 	if err != nil {
 		return fmt.Errorf("build request: %w", err)
 	}
@@ -65,16 +124,30 @@ func (c *Client) get(ctx context.Context, path string, v any) error {
 		return fmt.Errorf("ask the snapshotter on %s: %w", c.socket, err)
 	}
 	defer resp.Body.Close()
-	body := json.NewDecoder(io.LimitReader(resp.Body, maxResponse))
+	body := io.LimitReader(resp.Body, maxResponse)
 	if resp.StatusCode != http.StatusOK {
-		var p problem
-		if err := body.Decode(&p); err != nil || p.Title == "" {
-			return fmt.Errorf("ask the snapshotter on %s: %s", c.socket, resp.Status)
-		}
-		return fmt.Errorf("ask the snapshotter on %s: %s: %s", c.socket, p.Title, p.Detail)
+		return c.failure(resp, body)
 	}
-	if err := body.Decode(v); err != nil {
+	if err := out(body); err != nil {
 		return fmt.Errorf("read answer of the snapshotter on %s: %w", c.socket, err)
 	}
 	return nil
 }
+
+// failure is the error that an answer stands for.
+func (c *Client) failure(resp *http.Response, body io.Reader) error {
+	var p problem
+	if err := json.NewDecoder(body).Decode(&p); err != nil || p.Title == "" {
+		return fmt.Errorf("ask the snapshotter on %s: %s", c.socket, resp.Status)
+	}
+	err := fmt.Errorf("%s: %s", p.Title, p.Detail)
+	if resp.StatusCode == http.StatusNotFound {
+		return &notFound{err}
+	}
+	return fmt.Errorf("ask the snapshotter on %s: %w", c.socket, err)
+}
+
+// notFound is an error that ErrNotFound matches.
+type notFound struct{ error }
+
+func (*notFound) Is(target error) bool { return target == ErrNotFound }

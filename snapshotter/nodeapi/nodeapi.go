@@ -1,9 +1,12 @@
 // Package nodeapi is the snapshotter's window for other programs: HTTP with JSON
 // on a unix socket that only root can open.
 //
-//	GET /v1/status   how the snapshotter runs: mode, restarts, conditions
-//	GET /v1/images   every image it has prepared, with its layers
-//	GET /metrics     the same sums for Prometheus, without image names
+//	GET  /v1/status      how the snapshotter runs: mode, restarts, cache, conditions
+//	GET  /v1/images      every image it has prepared, with its layers
+//	GET  /v1/containers  what the reads of each container have cost
+//	POST /v1/evict       take cached bytes away: of a layer, an image, or all
+//	POST /v1/warm        complete an image's layers now; answers a Progress a line
+//	GET  /metrics        sums for Prometheus, without image names
 //
 // An image is named by the reference it was pulled by and by the digest of its
 // manifest. A layer's figures belong to the layer, not to the image: two images
@@ -37,7 +40,18 @@ type Status struct {
 	FUSE           bool        `json:"fuse"`
 	StartedAt      time.Time   `json:"startedAt"` // of the worker
 	WorkerRestarts int         `json:"workerRestarts"`
+	Cache          Cache       `json:"cache"`
 	Conditions     []Condition `json:"conditions"`
+}
+
+// Cache says how full the cache of fetched layers is.
+type Cache struct {
+	Bytes         int64 `json:"bytes"`         // occupied on disk
+	Limit         int64 `json:"limit"`         // that it may occupy now, 0 for no limit
+	HeldBytes     int64 `json:"heldBytes"`     // of layers that the kernel reads by itself, which stay
+	EvictedChunks int64 `json:"evictedChunks"` // since the worker started
+	EvictedBytes  int64 `json:"evictedBytes"`
+	RefusedChunks int64 `json:"refusedChunks"` // served, but not kept for want of room
 }
 
 // Condition is one thing the snapshotter depends on and how it is.
@@ -67,6 +81,59 @@ type Layer struct {
 	OnDemandWaitMS int64  `json:"onDemandWaitMs"` // time in which at least one reader waited
 	Chunks         int    `json:"chunks"`
 	ChunksPresent  int    `json:"chunksPresent"`
+	Verified       bool   `json:"verified"` // checked as a whole once, so the index is right; also after an eviction
+}
+
+// Container is what the reads of one container have cost since the worker
+// started. Reads that the kernel's page cache answered are not seen.
+type Container struct {
+	ID             string    `json:"id"`     // or the name of a program's control group
+	Cgroup         string    `json:"cgroup"` // its path
+	Reads          int64     `json:"reads"`
+	BytesRead      int64     `json:"bytesRead"`
+	OnDemandReads  int64     `json:"onDemandReads"`  // that had to wait
+	OnDemandWaitMS int64     `json:"onDemandWaitMs"` // time in which at least one of its readers waited
+	Requests       int64     `json:"requests"`       // to registries, made for it
+	BytesFetched   int64     `json:"bytesFetched"`
+	FirstRead      time.Time `json:"firstRead"`
+	LastRead       time.Time `json:"lastRead"`
+}
+
+// EvictRequest names what to evict: one of the three.
+type EvictRequest struct {
+	Image string `json:"image,omitempty"` // reference, or digest of its manifest
+	Layer string `json:"layer,omitempty"` // digest
+	All   bool   `json:"all,omitempty"`
+}
+
+// Evicted says what became of a request to evict.
+type Evicted struct {
+	Layers     []EvictedLayer `json:"layers"`
+	FreedBytes int64          `json:"freedBytes"`
+}
+
+// EvictedLayer is one layer of it.
+type EvictedLayer struct {
+	Digest     string `json:"digest"`
+	FreedBytes int64  `json:"freedBytes"`
+	Kept       string `json:"kept,omitempty"` // why nothing was evicted
+}
+
+// WarmRequest names what to complete.
+type WarmRequest struct {
+	Image string `json:"image"` // reference, or digest of its manifest
+}
+
+// Progress is how far an image is from complete.
+type Progress struct {
+	Image         string `json:"image"`
+	Layers        int    `json:"layers"`
+	LayersDone    int    `json:"layersDone"` // complete, or never lazy
+	Chunks        int    `json:"chunks"`
+	ChunksPresent int    `json:"chunksPresent"`
+	BytesFetched  int64  `json:"bytesFetched"` // by this request and readers beside it
+	Done          bool   `json:"done"`         // this is the last line
+	Error         string `json:"error,omitempty"`
 }
 
 // Totals sums the layers of one image.

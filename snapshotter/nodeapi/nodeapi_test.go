@@ -3,8 +3,10 @@ package nodeapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,13 +18,35 @@ import (
 )
 
 type source struct {
-	status nodeapi.Status
-	images []nodeapi.Image
-	err    error
+	status     nodeapi.Status
+	images     []nodeapi.Image
+	containers []nodeapi.Container
+	err        error
 }
 
 func (s source) Status(context.Context) nodeapi.Status           { return s.status }
 func (s source) Images(context.Context) ([]nodeapi.Image, error) { return s.images, s.err }
+func (s source) Containers(context.Context) ([]nodeapi.Container, error) {
+	return s.containers, s.err
+}
+
+func (s source) Evict(_ context.Context, req nodeapi.EvictRequest) (nodeapi.Evicted, error) {
+	return nodeapi.Evicted{Layers: []nodeapi.EvictedLayer{{Digest: req.Layer, Kept: req.Image}}, FreedBytes: 5}, s.err
+}
+
+func (s source) Warm(ctx context.Context, req nodeapi.WarmRequest, report func(nodeapi.Progress)) error {
+	switch req.Image {
+	case "nobody":
+		return fmt.Errorf("image nobody: %w", nodeapi.ErrNotFound)
+	case "endless":
+		report(nodeapi.Progress{Image: req.Image})
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	report(nodeapi.Progress{Image: req.Image, Chunks: 2, ChunksPresent: 1})
+	report(nodeapi.Progress{Image: req.Image, Chunks: 2, ChunksPresent: 2})
+	return s.err
+}
 
 // serve runs the API on a socket and returns a client of it.
 func serve(t *testing.T, src nodeapi.Source) *nodeapi.Client {
@@ -60,6 +84,54 @@ func TestRoundTrip(t *testing.T) {
 	}
 	if d := cmp.Diff(want.images, images); d != "" {
 		t.Errorf("images (-want +got):\n%s", d)
+	}
+}
+
+func TestOrders(t *testing.T) {
+	c := serve(t, source{containers: []nodeapi.Container{{ID: "a", OnDemandWaitMS: 3}}})
+	containers, err := c.Containers(t.Context())
+	if err != nil || len(containers) != 1 || containers[0].OnDemandWaitMS != 3 {
+		t.Errorf("containers: %+v, %v", containers, err)
+	}
+	evicted, err := c.Evict(t.Context(), nodeapi.EvictRequest{Layer: "sha256:aa", Image: "i"})
+	if want := (nodeapi.Evicted{Layers: []nodeapi.EvictedLayer{{Digest: "sha256:aa", Kept: "i"}}, FreedBytes: 5}); err != nil || !cmp.Equal(want, evicted) {
+		t.Errorf("evicted %+v, %v", evicted, err)
+	}
+	var seen []nodeapi.Progress
+	report := func(p nodeapi.Progress) { seen = append(seen, p) }
+	if err := c.Warm(t.Context(), nodeapi.WarmRequest{Image: "i"}, report); err != nil {
+		t.Error(err)
+	}
+	want := []nodeapi.Progress{{Image: "i", Chunks: 2, ChunksPresent: 1}, {Image: "i", Chunks: 2, ChunksPresent: 2}, {Image: "i", Chunks: 2, ChunksPresent: 2, Done: true}}
+	if d := cmp.Diff(want, seen); d != "" {
+		t.Errorf("progress (-want +got):\n%s", d)
+	}
+	if err := c.Warm(t.Context(), nodeapi.WarmRequest{Image: "nobody"}, report); !errors.Is(err, nodeapi.ErrNotFound) {
+		t.Errorf("warm nobody: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := c.Warm(ctx, nodeapi.WarmRequest{Image: "endless"}, func(nodeapi.Progress) { cancel() }); !errors.Is(err, context.Canceled) {
+		t.Errorf("warm until cancelled: %v", err)
+	}
+	c = serve(t, source{err: errors.New("no room")})
+	if err := c.Warm(t.Context(), nodeapi.WarmRequest{Image: "i"}, report); err == nil || !strings.Contains(err.Error(), "no room") {
+		t.Errorf("warm without room: %v", err)
+	}
+	if _, err := c.Evict(t.Context(), nodeapi.EvictRequest{All: true}); err == nil || errors.Is(err, nodeapi.ErrNotFound) {
+		t.Errorf("evict: %v", err)
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	h := nodeapi.NewHandler(source{}, nil)
+	for _, body := range []string{"", "{", "[]", `{"everything":true}`, `{"image":"` + strings.Repeat("x", 1<<17) + `"}`} {
+		for _, path := range []string{"/v1/evict", "/v1/warm"} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
+			if w.Code != http.StatusBadRequest {
+				t.Errorf("%s with %.20q: status %d", path, body, w.Code)
+			}
+		}
 	}
 }
 

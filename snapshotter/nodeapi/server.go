@@ -3,13 +3,30 @@ package nodeapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
 )
+
+// ErrNotFound is wrapped by errors about an image or layer that the snapshotter
+// does not have.
+var ErrNotFound = errors.New("not found")
+
+// maxRequest bounds the body of a request: two names.
+const maxRequest = 64 << 10
 
 // Source answers the questions of the API.
 type Source interface {
 	Status(ctx context.Context) Status
 	Images(ctx context.Context) ([]Image, error)
+	Containers(ctx context.Context) ([]Container, error)
+	// Evict takes cached bytes away. It must wrap ErrNotFound for names that it
+	// does not know.
+	Evict(ctx context.Context, req EvictRequest) (Evicted, error)
+	// Warm completes an image and reports how far it is, from one goroutine at a
+	// time, until it returns. It must wrap ErrNotFound as Evict does, before the
+	// first report.
+	Warm(ctx context.Context, req WarmRequest, report func(Progress)) error
 }
 
 // NewHandler serves the API from src; metrics, when not nil, serves /metrics.
@@ -20,14 +37,29 @@ func NewHandler(src Source, metrics http.Handler) http.Handler {
 	})
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, r *http.Request) {
 		images, err := src.Images(r.Context())
-		if err != nil {
-			writeJSON(w, http.StatusInternalServerError, problem{Title: "images cannot be listed", Detail: err.Error()})
+		writeList(w, images, err, "images cannot be listed")
+	})
+	mux.HandleFunc("GET /v1/containers", func(w http.ResponseWriter, r *http.Request) {
+		containers, err := src.Containers(r.Context())
+		writeList(w, containers, err, "containers cannot be listed")
+	})
+	mux.HandleFunc("POST /v1/evict", func(w http.ResponseWriter, r *http.Request) {
+		var req EvictRequest
+		if !readJSON(w, r, &req) {
 			return
 		}
-		if images == nil {
-			images = []Image{}
+		evicted, err := src.Evict(r.Context(), req)
+		if err != nil {
+			writeProblem(w, err, "nothing was evicted")
+			return
 		}
-		writeJSON(w, http.StatusOK, images)
+		writeJSON(w, http.StatusOK, evicted)
+	})
+	mux.HandleFunc("POST /v1/warm", func(w http.ResponseWriter, r *http.Request) {
+		var req WarmRequest
+		if readJSON(w, r, &req) {
+			warm(w, r, src, req)
+		}
 	})
 	if metrics != nil {
 		mux.Handle("GET /metrics", metrics)
@@ -35,10 +67,66 @@ func NewHandler(src Source, metrics http.Handler) http.Handler {
 	return mux
 }
 
+// warm answers a line for each report, the last with Done or Error.
+func warm(w http.ResponseWriter, r *http.Request, src Source, req WarmRequest) {
+	var last Progress
+	begun := false
+	enc := json.NewEncoder(w)
+	write := func(p Progress) {
+		if !begun {
+			w.Header().Set("Content-Type", "application/x-ndjson")
+			begun = true
+		}
+		last = p
+		// A client that is gone ends the request's context.
+		_ = enc.Encode(p)
+		_ = http.NewResponseController(w).Flush()
+	}
+	err := src.Warm(r.Context(), req, write)
+	if err != nil && !begun {
+		writeProblem(w, err, "image cannot be completed")
+		return
+	}
+	last.Done = true
+	if err != nil {
+		last.Error = err.Error()
+	}
+	write(last)
+}
+
+func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
+	dec := json.NewDecoder(io.LimitReader(r.Body, maxRequest))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(v); err != nil {
+		writeJSON(w, http.StatusBadRequest, problem{Title: "request cannot be read", Detail: err.Error()})
+		return false
+	}
+	return true
+}
+
 // problem is the body of an error answer (RFC 9457).
 type problem struct {
 	Title  string `json:"title"`
 	Detail string `json:"detail,omitempty"`
+}
+
+func writeProblem(w http.ResponseWriter, err error, title string) {
+	status := http.StatusInternalServerError
+	if errors.Is(err, ErrNotFound) {
+		status = http.StatusNotFound
+	}
+	writeJSON(w, status, problem{Title: title, Detail: err.Error()})
+}
+
+func writeList[T any](w http.ResponseWriter, list []T, err error, title string) {
+	if err != nil {
+		writeProblem(w, err, title)
+		return
+	}
+	if list == nil {
+		list = []T{}
+	}
+	writeJSON(w, http.StatusOK, list)
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) {

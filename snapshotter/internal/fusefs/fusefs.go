@@ -42,6 +42,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/firstlight-dev/firstlight/indexer/tree"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 )
 
 // LayerReader reads the tar stream of a layer. Every read is bounded in time by
@@ -60,7 +61,8 @@ var errID = errors.New("layer id out of range or taken")
 // Server holds the layers. It is safe for concurrent use; layers may come and
 // go while it serves.
 type Server struct {
-	log *slog.Logger
+	log  *slog.Logger
+	book *account.Book // nil: reads are not accounted for
 
 	mu     sync.RWMutex
 	layers map[uint64]LayerReader
@@ -74,9 +76,20 @@ type mounted struct {
 	reader LayerReader
 }
 
+// Option changes how a server works.
+type Option func(*Server)
+
+// WithBook accounts for reads by the container of the reading thread. Readers
+// find the account in their context.
+func WithBook(b *account.Book) Option { return func(s *Server) { s.book = b } }
+
 // New returns a server without layers.
-func New(log *slog.Logger) *Server {
-	return &Server{log: log, layers: map[uint64]LayerReader{}, trees: map[uint64]*mounted{}}
+func New(log *slog.Logger, opts ...Option) *Server {
+	s := &Server{log: log, layers: map[uint64]LayerReader{}, trees: map[uint64]*mounted{}}
+	for _, o := range opts {
+		o(s)
+	}
+	return s
 }
 
 // AddLayer makes a layer's tar stream appear as layer/<id>.

@@ -1,6 +1,7 @@
 package fusefs
 
 import (
+	"context"
 	"slices"
 	"sort"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/firstlight-dev/firstlight/indexer/tree"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 )
 
 // forever is how long the kernel may keep names and attributes: it takes any
@@ -183,12 +185,19 @@ func (o *ops) Read(interrupt <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 		return fuse.ReadResultData(nil), fuse.OK
 	}
 	buf = buf[:min(int64(len(buf)), size-off)]
-	ctx := newReadContext(interrupt, in.Caller.Pid)
-	defer ctx.end()
+	reading := newReadContext(interrupt, in.Caller.Pid)
+	defer reading.end()
+	ctx := context.Context(reading)
+	var reader *account.Account
+	if o.s.book != nil {
+		reader = o.s.book.Of(in.Caller.Pid)
+		ctx = account.With(ctx, reader)
+	}
 	n, err := r.ReadAtContext(ctx, buf, base+off)
 	if st := o.s.status(in.NodeId, err); !st.Ok() {
 		return nil, st
 	}
+	reader.Served(n)
 	return fuse.ReadResultData(buf[:n]), fuse.OK
 }
 

@@ -32,6 +32,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,7 +56,7 @@ const (
 	FUSE  Mode = "fuse"
 )
 
-// Config is what a Set works with. All fields are required but Log.
+// Config is what a Set works with. All fields are required but Gate and Log.
 type Config struct {
 	Store   *store.Store
 	Cache   *cache.Cache
@@ -68,6 +69,8 @@ type Config struct {
 	// Source reads the blob of a layer of the image ref. It does not use the
 	// network before the first read.
 	Source func(ref string, desc ocispec.Descriptor) (lazy.Source, error)
+	// Gate is shared by all layers. The default is one of the Set's own.
+	Gate *lazy.Gate
 	// FillAfter is how long a layer is left to its readers before the rest is
 	// fetched in the background; negative means for ever.
 	FillAfter time.Duration
@@ -77,11 +80,11 @@ type Config struct {
 // Set is the lazy layers of this node. It is safe for concurrent use.
 type Set struct {
 	Config
-	gate    *lazy.Gate
 	filling chan struct{} // held by the layer that is being filled
 	stop    context.CancelFunc
 	// background makes a context for work that ends with the Set.
 	background func() (context.Context, context.CancelFunc)
+	watching   chan struct{} // closed when hung readers are no longer watched for
 
 	mu      sync.Mutex
 	entries map[digest.Digest]*entry
@@ -112,7 +115,10 @@ func Open(ctx context.Context, cfg Config) (*Set, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Set{Config: cfg, gate: lazy.NewGate(), filling: make(chan struct{}, 1), entries: map[digest.Digest]*entry{}}
+	if cfg.Gate == nil {
+		cfg.Gate = lazy.NewGate()
+	}
+	s := &Set{Config: cfg, filling: make(chan struct{}, 1), entries: map[digest.Digest]*entry{}, watching: make(chan struct{})}
 	life, stop := context.WithCancel(ctx)
 	s.stop = stop
 	s.background = func() (context.Context, context.CancelFunc) { return context.WithCancel(life) }
@@ -120,13 +126,41 @@ func Open(ctx context.Context, cfg Config) (*Set, error) {
 		s.stop()
 		return nil, fmt.Errorf("open layers: %w", err)
 	}
+	go s.watch(life)
 	return s, nil
+}
+
+const (
+	// HungAfter is how long a reader waits before that is told: as long as a
+	// program takes to be called slow.
+	HungAfter    = 10 * time.Second
+	watchHungFor = 5 * time.Second // how often it is looked
+)
+
+// watch tells of readers that wait for long, of each once.
+func (s *Set) watch(ctx context.Context) {
+	defer close(s.watching)
+	t := time.NewTicker(watchHungFor)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		for _, h := range s.Gate.Hung(HungAfter) {
+			if h.New {
+				s.Log.Warn("a read waits for its registry", "layer", h.Layer.String(), "host", h.Origin, "waiting", h.Wait.Round(time.Second).String())
+			}
+		}
+	}
 }
 
 // Close ends the background work and closes every layer. Mounts stay: their
 // reads wait for the next worker.
 func (s *Set) Close() error {
 	s.stop()
+	<-s.watching
 	s.mu.Lock()
 	entries := make([]*entry, 0, len(s.entries))
 	for _, e := range s.entries {
@@ -263,8 +297,9 @@ func (s *Set) open(ctx context.Context, rec store.Layer, load func(context.Conte
 	if err != nil {
 		return nil, fmt.Errorf("open cache of layer %s: %w", rec.Digest, err)
 	}
+	origin, _, _ := strings.Cut(rec.Ref, "/")
 	l := &layer{Layer: rec, index: ix, cached: cached, filled: make(chan struct{})}
-	l.lazy = lazy.Open(ix, cached, src, lazy.WithGate(s.gate), lazy.WithLogger(s.Log))
+	l.lazy = lazy.Open(ix, cached, src, lazy.WithGate(s.Gate), lazy.WithLogger(s.Log), lazy.WithOrigin(origin))
 	if err := s.Server.AddLayer(rec.Number, l.lazy); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve layer %s: %w", rec.Digest, err), l.lazy.Close(), cached.Close())
 	}
@@ -333,16 +368,52 @@ func (s *Set) fillOnce(ctx context.Context, l *layer) (again bool) {
 
 // Stats says how a layer is. ok is false when it is not open.
 func (s *Set) Stats(d digest.Digest) (st lazy.Stats, state cache.State, ok bool) {
+	err := s.with(d, func(l *layer) error {
+		st, state = l.lazy.Stats(), l.cached.State()
+		return nil
+	})
+	return st, state, err == nil
+}
+
+// ErrNotOpen marks a layer that nobody uses.
+var ErrNotOpen = errors.New("layer is not open")
+
+// with calls f with an open layer, which stays open meanwhile.
+func (s *Set) with(d digest.Digest, f func(*layer) error) error {
 	s.mu.Lock()
 	e := s.entries[d]
 	s.mu.Unlock()
 	if e == nil {
-		return lazy.Stats{}, 0, false
+		return fmt.Errorf("layer %s: %w", d, ErrNotOpen)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.layer == nil {
-		return lazy.Stats{}, 0, false
+		return fmt.Errorf("layer %s: %w", d, ErrNotOpen)
 	}
-	return e.layer.lazy.Stats(), e.layer.cached.State(), true
+	return f(e.layer)
+}
+
+// Evict takes a layer's cached bytes away and returns how many that freed.
+// cache.ErrHeld says that the kernel reads them by itself.
+func (s *Set) Evict(d digest.Digest) (freed int64, err error) {
+	err = s.with(d, func(l *layer) error {
+		freed, err = l.cached.Evict()
+		return err
+	})
+	return freed, err
+}
+
+// Complete fetches what is missing of a layer now, whatever FillAfter says.
+func (s *Set) Complete(ctx context.Context, d digest.Digest) error {
+	var l *layer
+	e := s.enter(d) // a use, so that the layer stays
+	e.mu.Lock()
+	l = e.layer
+	e.mu.Unlock()
+	err := fmt.Errorf("layer %s: %w", d, ErrNotOpen)
+	if l != nil {
+		err = l.lazy.Fill(ctx)
+	}
+	return errors.Join(err, s.leave(context.WithoutCancel(ctx), d, e))
 }

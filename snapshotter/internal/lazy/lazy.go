@@ -39,6 +39,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 )
 
@@ -95,6 +96,7 @@ type Layer struct {
 	cache   *cache.Layer
 	src     Source
 	gate    *Gate
+	origin  string // for reports
 	timeout time.Duration
 	log     *slog.Logger
 	demand  chan struct{} // slots for requests that readers wait for
@@ -116,6 +118,9 @@ func WithReadTimeout(d time.Duration) Option { return func(l *Layer) { l.timeout
 
 // WithGate shares a gate between layers. Without it a layer has its own.
 func WithGate(g *Gate) Option { return func(l *Layer) { l.gate = g } }
+
+// WithOrigin names the registry behind the source, for reports.
+func WithOrigin(name string) Option { return func(l *Layer) { l.origin = name } }
 
 // WithLogger sets where trouble that is survived is reported.
 func WithLogger(log *slog.Logger) Option { return func(l *Layer) { l.log = log } }
@@ -181,7 +186,9 @@ func (l *Layer) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	defer l.stats.wait(l.gate)()
+	defer l.gate.enter(l)()
+	defer l.stats.wait.Begin()()
+	defer account.From(ctx).Wait()()
 	if err := l.readMissing(ctx, p, off); err != nil {
 		return 0, fmt.Errorf("read layer %s at %d: %w", l.ix.Layer, off, err)
 	}
@@ -229,7 +236,7 @@ func giveUp(ctx context.Context, cause error) error {
 
 func isPermanent(err error) bool {
 	var p Permanent
-	return errors.As(err, &p) && p.Permanent() || errors.Is(err, cache.ErrQuarantined) || errors.Is(err, index.ErrInvalid)
+	return errors.As(err, &p) && p.Permanent() || errors.Is(err, cache.ErrQuarantined) || errors.Is(err, index.ErrInvalid) || errors.Is(err, ErrClosed)
 }
 
 // tryMissing starts what has to be fetched and copies every chunk's part as it

@@ -10,15 +10,19 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
 	"github.com/firstlight-dev/firstlight/indexer/scan"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry/registrytest"
@@ -417,7 +421,7 @@ func TestDemandBeforeBackground(t *testing.T) {
 
 func TestGate(t *testing.T) {
 	g := NewGate()
-	leave, leave2 := g.enter(), g.enter()
+	leave, leave2 := g.enter(nil), g.enter(nil)
 	passed := make(chan error, 1)
 	go func() { passed <- g.wait(t.Context(), nil) }()
 	leave()
@@ -437,7 +441,7 @@ func TestGate(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	defer g.enter()()
+	defer g.enter(nil)()
 	if err := g.wait(ctx, nil); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -464,20 +468,53 @@ func TestCloseEndsWaiting(t *testing.T) {
 	f.layer.closing = make(chan struct{}) // for the fixture, which closes it too
 }
 
-// TestOnDemandWaitIsAUnion: readers that wait side by side count once.
-func TestOnDemandWaitIsAUnion(t *testing.T) {
-	var c counters
-	g := NewGate()
-	begin := time.Now()
-	var ends []func()
-	for range 10 {
-		ends = append(ends, c.wait(g))
+// TestHung: who waits for a registry that does not answer is known, told of
+// once, and does not hold the background back for ever.
+func TestHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var waits []time.Duration
+		g := NewGate(WithWaitObserver(func(d time.Duration) { waits = append(waits, d) }))
+		l := &Layer{ix: &index.Index{Layer: "sha256:x"}, origin: "registry.example"}
+		leave := g.enter(l)
+		<-time.After(time.Second)
+		leave2 := g.enter(l)
+		defer leave2()
+		<-time.After(patience - time.Second)
+		begun := time.Now()
+		if err := g.wait(t.Context(), nil); err != nil || time.Since(begun) != time.Second {
+			t.Errorf("the background waited %v, %v", time.Since(begun), err)
+		}
+		want := []Hung{{Layer: "sha256:x", Origin: "registry.example", Wait: patience + time.Second, New: true}}
+		if d := cmp.Diff(want, g.Hung(patience+time.Second)); d != "" {
+			t.Errorf("hung (-want +got):\n%s", d)
+		}
+		if h := g.Hung(time.Second); len(h) != 2 || h[0].New || !h[1].New {
+			t.Errorf("hung: %+v", h)
+		}
+		leave()
+		if h := g.Hung(0); len(h) != 1 || len(waits) != 1 || waits[0] != patience+time.Second {
+			t.Errorf("after one left: %+v, %v", h, waits)
+		}
+	})
+}
+
+// TestAccounts: what a read costs is counted for who made it.
+func TestAccounts(t *testing.T) {
+	f := newFixture(t, 4<<20, false)
+	book := account.NewBook()
+	ctx := account.With(t.Context(), book.Of(uint32(os.Getpid())))
+	if err := f.read(ctx, 0, 1<<20); err != nil {
+		t.Fatal(err)
 	}
-	for _, end := range ends {
-		end()
+	if err := f.read(t.Context(), 3<<20, 100); err != nil {
+		t.Fatal(err)
 	}
-	if took := time.Since(begin); c.waited > took || c.reads.Load() != 10 {
-		t.Errorf("10 readers within %v waited %v", took, c.waited)
+	got, st, totals := book.Figures()[0], f.layer.Stats(), f.layer.gate.Totals()
+	if got.Requests != 1 || got.OnDemandReads != 1 || got.OnDemandWait <= 0 || got.OnDemandWait > st.OnDemandWait || got.Fetched < 1<<20 || got.Fetched >= st.BytesFetched {
+		t.Errorf("one of two reads is counted as %+v of %+v", got, st)
+	}
+	if totals.BytesFetched != st.BytesFetched || totals.Requests != st.Requests {
+		t.Errorf("totals are %+v, of the only layer %+v", totals, st)
 	}
 }
 

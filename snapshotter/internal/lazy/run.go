@@ -7,6 +7,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 )
 
@@ -146,11 +147,16 @@ func (l *Layer) fetch(ctx context.Context, r *run) {
 	next, err := l.stream(ctx, r, &decoding)
 	decoding.Wait()
 	if err != nil {
-		l.stats.failures.Add(1)
+		l.failed()
 		for i := next; i <= r.last; i++ {
 			l.settle(i, r.chunks[i-r.first], nil, err)
 		}
 	}
+}
+
+func (l *Layer) failed() {
+	l.stats.failures.Add(1)
+	l.gate.failures.Add(1)
 }
 
 // stream reads a run's range and hands chunk by chunk to be decoded. It returns
@@ -164,13 +170,16 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 	defer leave()
 	start := l.ix.Chunks[r.first].CompressedOffset
 	last := &l.ix.Chunks[r.last]
+	reader := account.From(ctx) // nil in the background
+	reader.Request()
 	l.stats.requests.Add(1)
+	l.gate.requests.Add(1)
 	body, err := l.src.ReadRange(ctx, start, last.CompressedOffset+last.CompressedSize-start)
 	if err != nil {
 		return next, err
 	}
 	defer body.Close()
-	in := &splitter{r: body, pos: start, count: &l.stats.bytes}
+	in := &splitter{r: body, pos: start, count: tally{&l.stats.bytes, &l.gate.bytes, reader}}
 	for ; next <= r.last; next++ {
 		if r.urgency == background {
 			if err := l.gate.wait(ctx, r.wanted); err != nil {
@@ -224,7 +233,7 @@ func (l *Layer) decode(ctx context.Context, i int, w *pending, compressed []byte
 		defer func() { <-l.gate.decode }()
 		data, err := l.ix.DecodeChunk(nil, i, compressed)
 		if err != nil {
-			l.stats.failures.Add(1)
+			l.failed()
 			l.settle(i, w, nil, fmt.Errorf("verify chunk %d: %w", i, err))
 			return
 		}

@@ -1,9 +1,10 @@
 package lazy
 
 import (
-	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 )
 
 // Stats says what reading a layer has cost so far.
@@ -21,46 +22,31 @@ type Stats struct {
 }
 
 type counters struct {
-	bytes, requests, failures, reads atomic.Int64
-
-	mu      sync.Mutex
-	waiting int
-	since   time.Time
-	waited  time.Duration
+	bytes, requests, failures atomic.Int64
+	wait                      account.Union
 }
 
-// wait counts a reader, here and at the gate, until the returned function is
-// called.
-func (c *counters) wait(g *Gate) func() {
-	leave := g.enter()
-	c.reads.Add(1)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.waiting++; c.waiting == 1 {
-		c.since = time.Now()
-	}
-	return func() {
-		leave()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.waiting--; c.waiting == 0 {
-			c.waited += time.Since(c.since)
-		}
-	}
+// tally counts received bytes for the layer, the node and the container that
+// they are for.
+type tally struct {
+	layer, node *atomic.Int64
+	account     *account.Account
+}
+
+// Add implements adder.
+func (t tally) Add(n int64) int64 {
+	t.account.Fetched(n)
+	t.node.Add(n)
+	return t.layer.Add(n)
 }
 
 // Stats returns the counters, taken together.
 func (l *Layer) Stats() Stats {
 	c := &l.stats
-	c.mu.Lock()
-	waited := c.waited
-	if c.waiting > 0 {
-		waited += time.Since(c.since)
-	}
-	c.mu.Unlock()
+	waited, reads := c.wait.Total()
 	return Stats{
 		BytesFetched: c.bytes.Load(), Requests: c.requests.Load(), Failures: c.failures.Load(),
-		OnDemandWait: waited, OnDemandReads: c.reads.Load(),
+		OnDemandWait: waited, OnDemandReads: reads,
 		ChunksPresent: l.cache.Present(), Chunks: len(l.ix.Chunks),
 	}
 }
