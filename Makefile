@@ -23,6 +23,10 @@ build: ## build every command into bin/
 	@mkdir -p $(BIN)
 	go build -ldflags '-s -w' -o $(BIN)/ ./cmd/...
 
+.PHONY: image
+image: build ## pack the programs into an OCI image: bin/image, or PUSH=REF
+	go run ./deploy/image $(if $(PUSH),--push $(PUSH),--layout $(BIN)/image)
+
 .PHONY: setup
 setup: ## install the Debian packages that are missing (root)
 	@test/setup/setup.sh

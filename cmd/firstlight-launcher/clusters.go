@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 
+	"k8s.io/client-go/rest"
+
 	"github.com/firstlight-dev/firstlight/launcher/cluster"
 	"github.com/firstlight-dev/firstlight/launcher/config"
 	"github.com/firstlight-dev/firstlight/launcher/kube"
@@ -47,15 +49,23 @@ func openCluster(ctx context.Context, k *config.Cluster, log *slog.Logger) (clus
 }
 
 func openKubernetes(ctx context.Context, k *config.Cluster, log *slog.Logger) (cluster.Cluster, error) {
-	rest, err := kube.LoadKubeconfig(k.Kubeconfig, k.Context, k.AllowUnsafeKube)
+	access, err := reach(k)
 	if err != nil {
 		return nil, err
 	}
-	return kube.New(ctx, rest, kube.Config{
+	return kube.New(ctx, access, kube.Config{
 		Name: k.Name, Namespace: k.Namespace, ToolsImage: k.ToolsImage, ToolsDelivery: k.ToolsDelivery,
 		SchedulerName: k.SchedulerName, RuntimeClass: k.RuntimeClass, DirectDial: k.DirectDial,
 		HostPaths: k.HostPaths, NodeAPI: k.NodeAPI,
 	}, log)
+}
+
+// reach says how to reach a cluster: by its kubeconfig, or as a pod of it.
+func reach(k *config.Cluster) (*rest.Config, error) {
+	if k.Kubeconfig == "" {
+		return kube.InCluster()
+	}
+	return kube.LoadKubeconfig(k.Kubeconfig, k.Context, k.AllowUnsafeKube)
 }
 
 func openLocal(ctx context.Context, k *config.Cluster, log *slog.Logger) (cluster.Cluster, error) {

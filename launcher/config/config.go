@@ -66,7 +66,7 @@ type Cluster struct {
 	Policy      string `json:"policy,omitempty"`   // binpack or spread
 
 	// kubernetes
-	Kubeconfig      string `json:"kubeconfig,omitempty"`            // path
+	Kubeconfig      string `json:"kubeconfig,omitempty"`            // path; empty in a pod is the pod's own cluster
 	Context         string `json:"context,omitempty"`               // in the kubeconfig; default: its current one
 	AllowUnsafeKube bool   `json:"allowUnsafeKubeconfig,omitempty"` // plugins, file references and disabled TLS checks
 	ToolsImage      string `json:"toolsImage,omitempty"`            // image that holds firstlight-agent

@@ -80,3 +80,12 @@ func checkSafe(cfg *clientcmdapi.Config, kctx *clientcmdapi.Context) error {
 	}
 	return nil
 }
+
+// InCluster returns how a pod reaches the cluster that it runs on.
+func InCluster() (*rest.Config, error) {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("no kubeconfig is set, and this is no pod: %w", err)
+	}
+	return config, nil
+}

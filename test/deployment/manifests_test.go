@@ -16,7 +16,7 @@ import (
 // TestManifestsAreStrict decodes every manifest that we ship, and that the tests
 // apply, as the API server's strict mode does: no unknown field, none twice.
 func TestManifestsAreStrict(t *testing.T) {
-	files, err := filepath.Glob("../../deploy/sharing/*.yaml")
+	files, err := filepath.Glob("../../deploy/[ls]*/*.yaml") // launcher, sharing
 	if err != nil || len(files) == 0 {
 		t.Fatalf("manifests: %v, %v", files, err)
 	}

@@ -18,29 +18,37 @@ import (
 
 // user is someone at the command line, with a folder for keys.
 type user struct {
-	t   *testing.T
-	f   *fixture
-	dir string
+	t      *testing.T
+	f      *fixture
+	dir    string
+	server string
+	token  string
 }
 
 func newUser(t *testing.T, f *fixture) *user {
 	t.Helper()
-	return &user{t: t, f: f, dir: t.TempDir()}
+	return &user{t: t, f: f, dir: t.TempDir(), server: "http://" + deployment.LauncherAddress}
 }
 
-func (u *user) try(args ...string) (string, error) {
+func (u *user) try(args ...string) (string, error) { return u.in(u.t.Context(), args...) }
+
+func (u *user) in(ctx context.Context, args ...string) (string, error) {
 	argv := []string{
-		"env", "XDG_CONFIG_HOME=" + u.dir, "FIRSTLIGHT_SERVER=http://" + deployment.LauncherAddress,
+		"env", "XDG_CONFIG_HOME=" + u.dir, "FIRSTLIGHT_SERVER=" + u.server, "FIRSTLIGHT_TOKEN=" + u.token,
 		filepath.Join(u.f.bin, "firstlight"),
 	}
-	return u.f.Exec(u.t.Context(), append(argv, args...)...)
+	return u.f.Exec(ctx, append(argv, args...)...)
 }
 
 func (u *user) run(args ...string) string {
 	u.t.Helper()
 	out, err := u.try(args...)
 	if err != nil {
-		u.t.Fatalf("%v\n%s\nthe end of the launcher's log:\n%s", err, out, u.f.Launcher.Tail())
+		log := ""
+		if u.f.Launcher != nil {
+			log = "\nthe end of the launcher's log:\n" + u.f.Launcher.Tail()
+		}
+		u.t.Fatalf("%v\n%s%s", err, out, log)
 	}
 	return out
 }
@@ -118,7 +126,7 @@ func TestEnvironmentOnKubernetes(t *testing.T) {
 // would be missed by the next one.
 func (u *user) clean(name string) {
 	if u.t.Failed() {
-		_, _ = u.f.Exec(context.WithoutCancel(u.t.Context()), filepath.Join(u.f.bin, "firstlight"), "env", "rm", name)
+		_, _ = u.in(context.Background(), "env", "rm", name)
 	}
 }
 
