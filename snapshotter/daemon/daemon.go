@@ -68,6 +68,7 @@ type worker struct {
 	supplier *supply.Service
 	snap     *snapshotter.Snapshotter
 	api      *api
+	meters   *meters
 }
 
 // Run is the snapshotter: it keeps workers, which are this program started with
@@ -185,9 +186,11 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 		session = w.session.Started.UTC().Format(time.RFC3339Nano)
 	}
 	mode, disabled := w.choose(ctx)
+	w.meters = newMeters()
 	w.server = fusefs.New(w.log, fusefs.WithBook(w.api.book))
 	w.pulls = imageservice.NewRing(w.memory(), w.log)
-	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, Pulls: w.pulls, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log})
+	reg := registry.New(registry.Config{HostsDir: w.cfg.HostsDir, DockerConfig: w.cfg.DockerConfig, Pulls: w.pulls, UserAgent: "firstlight-snapshotter/" + version, Logger: w.log,
+		Observe: w.meters.request})
 	w.layers, err = layers.Open(ctx, layers.Config{
 		Store: w.store, Cache: w.cache, Server: w.server, FUSEDir: w.cfg.FUSEDir(), Mode: mode, Session: session,
 		Indexes: filepath.Join(w.cfg.Root, "indexes"),
@@ -199,6 +202,7 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 			}
 			return repo.Source(desc), nil
 		},
+		Gate:      lazy.NewGate(lazy.WithWaitObserver(w.meters.waited)),
 		FillAfter: time.Duration(w.cfg.FillAfter), Log: w.log,
 	})
 	if err != nil {

@@ -45,7 +45,7 @@ func (w *worker) serve(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, snapshots.Close(), node.Close())
 	}
-	metrics := metricsHandler(newCollector(w.api, w.supplier))
+	metrics := metricsHandler(newCollector(w.api, w.supplier), w.meters)
 	group, ctx := errgroup.WithContext(ctx)
 	srv := grpc.NewServer()
 	snapshotsapi.RegisterSnapshotsServer(srv, snapshotservice.FromSnapshotter(w.snap))

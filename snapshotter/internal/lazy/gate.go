@@ -123,6 +123,19 @@ type Totals struct{ BytesFetched, Requests, Failures int64 }
 // Totals returns the sums.
 func (g *Gate) Totals() Totals { return Totals{g.bytes.Load(), g.requests.Load(), g.failures.Load()} }
 
+// Waiting is the number of readers that have waited for longer than d.
+func (g *Gate) Waiting(d time.Duration) (n int) {
+	now := time.Now()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for w := range g.waiting {
+		if now.Sub(w.since) >= d {
+			n++
+		}
+	}
+	return n
+}
+
 // Hung is a reader that waits for long.
 type Hung struct {
 	Layer  digest.Digest

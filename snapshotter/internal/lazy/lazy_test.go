@@ -488,6 +488,9 @@ func TestHung(t *testing.T) {
 		if d := cmp.Diff(want, g.Hung(patience+time.Second)); d != "" {
 			t.Errorf("hung (-want +got):\n%s", d)
 		}
+		if n := g.Waiting(patience + time.Second); n != 1 {
+			t.Errorf("%d wait", n)
+		}
 		if h := g.Hung(time.Second); len(h) != 2 || h[0].New || !h[1].New {
 			t.Errorf("hung: %+v", h)
 		}

@@ -143,3 +143,22 @@ func classify(ctx context.Context, err error) (kind, cause error) {
 	}
 	return ErrUnavailable, err
 }
+
+// Result names in a word how a request ended, for counting.
+func Result(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	for _, r := range []struct {
+		kind error
+		name string
+	}{
+		{ErrUnauthorized, "unauthorized"}, {ErrForbidden, "forbidden"}, {ErrNotFound, "not_found"}, {ErrRange, "range"}, {ErrNoRanges, "no_ranges"},
+		{ErrThrottled, "throttled"}, {ErrUnavailable, "unavailable"}, {ErrTimeout, "timeout"}, {ErrResponse, "bad_answer"},
+	} {
+		if errors.Is(err, r.kind) {
+			return r.name
+		}
+	}
+	return "other"
+}

@@ -72,6 +72,9 @@ type Config struct {
 	// Pulls, if not nil, are the credentials of pulls; they come before the docker
 	// config, for their repository alone.
 	Pulls Pulls
+	// Observe, if not nil, is told of every request when its headers came, or did
+	// not: to which host, and the error.
+	Observe func(host string, err error)
 	// UserAgent is sent with every request.
 	UserAgent string
 	// Logger is told of damaged hosts.toml files.
@@ -108,6 +111,9 @@ func New(cfg Config) *Client {
 	}
 	if cfg.StallTimeout == 0 {
 		cfg.StallTimeout = defaultStallTimeout
+	}
+	if cfg.Observe == nil {
+		cfg.Observe = func(string, error) {}
 	}
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "firstlight"

@@ -522,3 +522,37 @@ func FuzzNextPage(f *testing.F) {
 		}
 	})
 }
+
+// TestObserve: every request is told of once, redirects and their failures too.
+func TestObserve(t *testing.T) {
+	srv := registrytest.New(t)
+	desc := srv.AddBlob([]byte("some bytes of a layer"))
+	var seen []string
+	c := New(Config{Observe: func(host string, err error) {
+		if host != srv.Host() {
+			t.Errorf("host is %s", host)
+		}
+		seen = append(seen, Result(err))
+	}})
+	repo, err := c.Repository(srv.Host() + "/x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := repo.Source(desc)
+	for _, status := range []int{0, 404, 403, 401, 503, 429, 416, 400} {
+		srv.SetFault(nil)
+		if status != 0 {
+			srv.SetFault(registrytest.Status(status))
+		}
+		if r, err := src.ReadRange(t.Context(), 3, 5); err == nil {
+			r.Close()
+		}
+	}
+	want := []string{"ok", "not_found", "forbidden", "unauthorized", "unavailable", "unavailable", "unavailable", "throttled", "throttled", "throttled", "range", "bad_answer"}
+	if d := cmp.Diff(want, seen); d != "" {
+		t.Errorf("requests (-want +got):\n%s", d)
+	}
+	if got := Result(errors.New("something else")); got != "other" {
+		t.Errorf("an unknown error is %q", got)
+	}
+}

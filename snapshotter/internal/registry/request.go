@@ -87,6 +87,7 @@ func (r *Repository) tryHost(ctx context.Context, h docker.RegistryHost, q reque
 	pause := minPause
 	for try := 1; ; try++ {
 		resp, err := r.authorized(ctx, h, q)
+		r.client.cfg.Observe(h.Host, err)
 		var e *Error
 		if err == nil || !errors.As(err, &e) || try == maxTries || e.Permanent() || e.is(ErrTimeout, ErrResponse) {
 			return resp, err

@@ -101,10 +101,13 @@ func (s *Source) tryShortcut(ctx context.Context, header http.Header, accept fun
 	}
 	resp, err := s.repo.send(ctx, j.host, j.url, header, false)
 	if err == nil {
-		if accept(resp) == nil {
-			return resp
+		if err = accept(resp); err != nil {
+			drain(resp)
 		}
-		drain(resp)
+	}
+	s.repo.client.cfg.Observe(j.url.Host, err)
+	if err == nil {
+		return resp
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
