@@ -541,7 +541,7 @@ func TestRestartWithoutRegistry(t *testing.T) {
 			m.startSnapshotter(args...)
 			m.startContainerd()
 			layers, implied := trees.Layers(12 << 20)
-			image := m.push("image:1", [][]byte{busybox(t), layers[0], layers[1]}, gzipped, gzipped, zstandard)
+			image := m.push("image:1", [][]byte{busybox(t), layers[0], layers[1]}, gzipped, zstandard, unindexed)
 			m.index(image, nil)
 			m.pull("firstlight", image.ref)
 			before, err := m.container("before", image, "/bin/sha256sum", "/etc/hostname")

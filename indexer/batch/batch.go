@@ -36,7 +36,7 @@ type Observer interface {
 type Batch struct {
 	Store    referrer.Store
 	Images   []image.Image
-	Jobs     int // layers at a time; each takes some 60 MiB
+	Jobs     int // layers at a time; each takes some 60 MiB, 100 if it is zstd
 	Observer Observer
 }
 
@@ -107,8 +107,7 @@ func (b *Batch) Create(ctx context.Context, force bool) ([]Image, error) {
 // index makes or finds the encoded index of a layer.
 func (b *Batch) index(ctx context.Context, l image.Layer, known map[digest.Digest]*referrer.Set, force bool) (Layer, []byte, error) {
 	r := Layer{Digest: l.Descriptor.Digest, Size: l.Descriptor.Size}
-	if !l.Distributable() {
-		r.Refused = "its blob is not in the repository"
+	if r.Refused = l.Refusal(); r.Refused != "" {
 		return r, nil, nil
 	}
 	if x := b.reuse(ctx, l, known); x != nil && !force {

@@ -186,7 +186,15 @@ func (r *resolver) config(ctx context.Context, d ocispec.Descriptor) (*ocispec.I
 	return &c, nil
 }
 
-// Distributable reports whether a layer's blob is in the image's repository.
-func (l Layer) Distributable() bool {
-	return !strings.Contains(l.Descriptor.MediaType, "nondistributable") && !strings.Contains(l.Descriptor.MediaType, "foreign")
+// Refusal says why a layer cannot be indexed, whatever its blob is; it is empty
+// if only the blob can tell. What compresses the blob is never asked here: media
+// types are wrong too often.
+func (l Layer) Refusal() string {
+	switch m := l.Descriptor.MediaType; {
+	case strings.Contains(m, "nondistributable"), strings.Contains(m, "foreign"):
+		return "it is a foreign layer, whose blob is not in the repository"
+	case strings.HasSuffix(m, "+encrypted"), strings.HasSuffix(m, "+enc"):
+		return "it is encrypted, and only who has the key can read it"
+	}
+	return ""
 }

@@ -15,7 +15,7 @@ import (
 // Headers may be used by one goroutine each.
 type Builder struct {
 	x      Index
-	enc    *zstd.Encoder // windows
+	enc    *zstd.Encoder // windows or primes
 	group  []byte
 	packed bytes.Buffer
 	hdr    *zstd.Encoder
@@ -25,10 +25,15 @@ type Builder struct {
 func NewBuilder(c Compression) (*Builder, error) {
 	b := &Builder{x: Index{Compression: c}}
 	var err error
-	if b.enc, err = newEncoder(nil); err != nil {
+	level := packLevel
+	if c == Zstd {
+		// Primes are most of an index, and small enough to take time for.
+		level = zstd.SpeedBestCompression
+	}
+	if b.enc, err = newEncoder(nil, level); err != nil {
 		return nil, err
 	}
-	if b.hdr, err = newEncoder(&b.packed); err != nil {
+	if b.hdr, err = newEncoder(&b.packed, packLevel); err != nil {
 		return nil, err
 	}
 	return b, nil
@@ -36,9 +41,9 @@ func NewBuilder(c Compression) (*Builder, error) {
 
 // newEncoder returns a zstd encoder whose output depends on nothing but its
 // input: one goroutine, a fixed level and no checksum (digests cover it).
-func newEncoder(w io.Writer) (*zstd.Encoder, error) {
+func newEncoder(w io.Writer, level zstd.EncoderLevel) (*zstd.Encoder, error) {
 	enc, err := zstd.NewWriter(w,
-		zstd.WithEncoderLevel(zstd.SpeedBetterCompression),
+		zstd.WithEncoderLevel(level),
 		zstd.WithEncoderConcurrency(1),
 		zstd.WithEncoderCRC(false),
 		zstd.WithLowerEncoderMem(true),
@@ -53,23 +58,47 @@ func newEncoder(w io.Writer) (*zstd.Encoder, error) {
 // of the header stream needs.
 const packWindow = 1 << 20
 
-// AddChunk appends a chunk. For gzip it takes the checkpoint the chunk starts
-// from, the referenced bytes of its window and, for an InBlock checkpoint, the
-// bytes of the block's header.
-func (b *Builder) AddChunk(c Chunk, cp inflate.Checkpoint, window, header []byte) error {
+const packLevel = zstd.SpeedBetterCompression
+
+// AddChunk appends a chunk of a layer that is not compressed.
+func (b *Builder) AddChunk(c Chunk) error {
 	if len(b.x.Chunks) == MaxChunks || c.CompressedSize > MaxChunkCompressed || c.Size > MaxChunkSize {
 		return fmt.Errorf("%w: chunk %d at offset %d takes %d bytes of the blob for %d bytes",
 			ErrUnsupported, len(b.x.Chunks), c.Offset, c.CompressedSize, c.Size)
 	}
 	b.x.Chunks = append(b.x.Chunks, c)
-	if b.x.Compression == None {
-		return nil
+	return nil
+}
+
+// AddGzip appends a chunk with the checkpoint it starts from, the referenced
+// bytes of its window and, for an InBlock checkpoint, the bytes of the block's
+// header.
+func (b *Builder) AddGzip(c Chunk, cp inflate.Checkpoint, window, header []byte) error {
+	if err := b.AddChunk(c); err != nil {
+		return err
 	}
 	b.x.points = append(b.x.points, point{Checkpoint: cp, window: len(window), header: header})
 	b.group = append(b.group, window...)
 	if len(b.x.points)%windowGroup == 0 {
 		b.flush()
 	}
+	return nil
+}
+
+// AddZstd appends a chunk with its prime, empty if the chunk starts with a
+// frame.
+func (b *Builder) AddZstd(c Chunk, p []byte) error {
+	if len(p) > maxPrime {
+		return fmt.Errorf("%w: chunk %d reads %d bytes before its start", ErrUnsupported, len(b.x.Chunks), len(p))
+	}
+	if err := b.AddChunk(c); err != nil {
+		return err
+	}
+	q := prime{size: len(p)}
+	if len(p) > 0 {
+		q.packed = b.enc.EncodeAll(p, nil)
+	}
+	b.x.primes = append(b.x.primes, q)
 	return nil
 }
 

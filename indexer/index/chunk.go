@@ -7,6 +7,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/firstlight-dev/firstlight/indexer/internal/inflate"
+	"github.com/firstlight-dev/firstlight/indexer/internal/zblock"
 )
 
 // DecodeChunk turns the compressed bytes of chunk i into the chunk. It uses the
@@ -33,39 +34,55 @@ func (x *Index) DecodeChunk(dst []byte, i int, compressed []byte) ([]byte, error
 		return nil, err
 	}
 	defer x.decoders.Put(d)
-	p := &x.points[i]
-	window, err := d.window(x, i)
+	var out []byte
+	if x.Compression == Zstd {
+		out, err = d.resume(x, i, compressed)
+	} else {
+		out, err = d.inflateChunk(x, i, compressed)
+	}
 	if err != nil {
 		return nil, err
 	}
-	out, err := d.inflate.Resume(p.Checkpoint, window, p.header, compressed, int(c.Size))
-	if err != nil {
-		return nil, fmt.Errorf("%w: inflate chunk %d: %w", ErrInvalid, i, err)
-	}
 	if sha256.Sum256(out) != c.Digest {
-		return nil, fmt.Errorf("%w: chunk %d inflates to other bytes than indexed", ErrMismatch, i)
+		return nil, fmt.Errorf("%w: chunk %d decodes to other bytes than indexed", ErrMismatch, i)
 	}
 	return append(dst[:0], out...), nil
 }
 
 // chunkDecoder is the working memory of DecodeChunk, about 2 MiB at the default
-// chunk size, pooled in the index.
+// chunk size of gzip, 10 at that of zstd, pooled in the index.
 type chunkDecoder struct {
-	inflate *inflate.Decoder
-	zstd    *zstd.Decoder
-	group   []byte
-	loaded  int // number of the window group in group, plus one
+	inflate *inflate.Decoder // Gzip
+	zblock  *zblock.Decoder  // Zstd
+	zstd    *zstd.Decoder    // of windows and primes
+	group   []byte           // windows or a prime
+	loaded  int              // number of the window group in group, plus one
 }
 
 func (x *Index) decoder() (*chunkDecoder, error) {
 	if d, ok := x.decoders.Get().(*chunkDecoder); ok {
 		return d, nil
 	}
+	if x.Compression == Zstd {
+		z, err := newDecoder(nil, maxPrime)
+		return &chunkDecoder{zblock: zblock.NewDecoder(), zstd: z}, err
+	}
 	z, err := newDecoder(nil, maxGroup)
+	return &chunkDecoder{inflate: inflate.NewDecoder(), zstd: z}, err
+}
+
+// inflateChunk decodes chunk i of a gzip layer.
+func (d *chunkDecoder) inflateChunk(x *Index, i int, compressed []byte) ([]byte, error) {
+	p := &x.points[i]
+	window, err := d.window(x, i)
 	if err != nil {
 		return nil, err
 	}
-	return &chunkDecoder{inflate: inflate.NewDecoder(), zstd: z}, nil
+	out, err := d.inflate.Resume(p.Checkpoint, window, p.header, compressed, int(x.Chunks[i].Size))
+	if err != nil {
+		return nil, fmt.Errorf("%w: inflate chunk %d: %w", ErrInvalid, i, err)
+	}
+	return out, nil
 }
 
 // window unpacks the window of chunk i.

@@ -19,6 +19,7 @@ const magic = "flindex\x01"
 const (
 	codeNone = 0
 	codeGzip = 1
+	codeZstd = 2
 )
 
 // Encode writes the index. Equal indexes give equal bytes.
@@ -32,9 +33,12 @@ func (x *Index) Encode() ([]byte, error) {
 		return nil, fmt.Errorf("encode diffID: %w", err)
 	}
 	b := append(make([]byte, 0, 512+len(x.headers)+64*len(x.Chunks)), magic...)
-	if x.Compression == Gzip {
+	switch x.Compression {
+	case Gzip:
 		b = append(b, codeGzip)
-	} else {
+	case Zstd:
+		b = append(b, codeZstd)
+	default:
 		b = append(b, codeNone)
 	}
 	b = append(append(b, layer...), diffID...)
@@ -45,7 +49,7 @@ func (x *Index) Encode() ([]byte, error) {
 	if len(table) > maxTable(len(x.Chunks)) {
 		return nil, fmt.Errorf("%w: its chunk table has %d bytes", ErrUnsupported, len(table))
 	}
-	enc, err := newEncoder(nil)
+	enc, err := newEncoder(nil, packLevel)
 	if err != nil {
 		return nil, err
 	}
@@ -53,13 +57,18 @@ func (x *Index) Encode() ([]byte, error) {
 	b = binary.AppendUvarint(b, uint64(len(table)))
 	b = appendBytes(b, enc.EncodeAll(table, nil))
 	for _, c := range x.Chunks {
-		if x.Compression == Gzip {
+		if x.Compression != None {
 			b = append(b, c.CompressedDigest[:]...)
 		}
 		b = append(b, c.Digest[:]...)
 	}
 	for _, w := range x.windows {
 		b = appendBytes(b, w)
+	}
+	for _, p := range x.primes {
+		if p.size > 0 {
+			b = appendBytes(b, p.packed)
+		}
 	}
 	b = appendBytes(b, x.headers)
 	if len(b) > MaxEncoded {
@@ -149,6 +158,8 @@ func (r *reader) index() (*Index, error) {
 		x.Compression = None
 	case codeGzip:
 		x.Compression = Gzip
+	case codeZstd:
+		x.Compression = Zstd
 	default:
 		return nil, fmt.Errorf("unknown compression %d", code[0])
 	}
@@ -176,7 +187,7 @@ func (r *reader) index() (*Index, error) {
 func (r *reader) digests(x *Index) {
 	for i := range x.Chunks {
 		c := &x.Chunks[i]
-		if x.Compression == Gzip {
+		if x.Compression != None {
 			copy(c.CompressedDigest[:], r.take("chunk digests", sha256.Size))
 		}
 		copy(c.Digest[:], r.take("chunk digests", sha256.Size))
@@ -190,6 +201,11 @@ func (r *reader) digests(x *Index) {
 }
 
 func (r *reader) windows(x *Index) {
+	for i := range x.primes {
+		if p := &x.primes[i]; p.size > 0 {
+			p.packed = r.bytes("prime")
+		}
+	}
 	if x.Compression != Gzip || r.err != nil {
 		return
 	}

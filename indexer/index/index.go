@@ -3,7 +3,7 @@
 //
 // # Vocabulary
 //
-// A layer is a blob: a tar stream, compressed (gzip) or not. Offsets and sizes
+// A layer is a blob: a tar stream, compressed (gzip, zstd) or not. Offsets and sizes
 // without the word compressed count bytes of the uncompressed tar stream. A
 // chunk is a run of that stream which one range of the blob produces without
 // its neighbours; the chunks tile both. A checkpoint is the state that lets
@@ -64,6 +64,7 @@ type Compression string
 const (
 	None Compression = "none"
 	Gzip Compression = "gzip"
+	Zstd Compression = "zstd"
 )
 
 // Index describes one layer.
@@ -73,11 +74,13 @@ type Index struct {
 	Compression    Compression
 	CompressedSize int64 // bytes of the blob
 	Size           int64 // bytes of the tar stream
-	// Chunks tile the blob and the tar stream in order. Empty when Size is 0.
+	// Chunks tile the blob and the tar stream in order, but for zstd frames
+	// without output at the blob's end. Empty when Size is 0.
 	Chunks []Chunk
 
-	points      []point
-	windows     [][]byte // zstd, windowGroup checkpoints each
+	points      []point  // Gzip
+	windows     [][]byte // Gzip: zstd, windowGroup checkpoints each
+	primes      []prime  // Zstd
 	headers     []byte   // zstd
 	headersSize int64    // of the header stream, unpacked
 	entries     int      // in the header stream
@@ -100,6 +103,12 @@ type point struct {
 	inflate.Checkpoint
 	window int    // packed window bytes
 	header []byte // InBlock: the bytes that hold the block header
+}
+
+// prime is what decoding a chunk of a zstd layer needs from before it.
+type prime struct {
+	size   int    // unpacked; 0 if the chunk starts with a frame
+	packed []byte // zstd
 }
 
 // ChunkAt returns the number of the chunk that holds the byte at off, which

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/firstlight-dev/firstlight/indexer/index"
 	"github.com/firstlight-dev/firstlight/indexer/scan"
 	"github.com/firstlight-dev/firstlight/indexer/tree"
@@ -18,10 +20,39 @@ import (
 // layer makes a small gzip layer of a few chunks.
 func layer(tb testing.TB, seed int64, members int) []byte {
 	tb.Helper()
+	var z bytes.Buffer
+	b := layerTar(tb, seed, 20)
+	for i := range members {
+		n := len(b) / (members - i)
+		g := gzip.NewWriter(&z)
+		if err := errors.Join(write(g, b[:n]), g.Close()); err != nil {
+			tb.Fatal(err)
+		}
+		b = b[n:]
+	}
+	return z.Bytes()
+}
+
+// zstdLayer makes a zstd layer of two chunks, the second inside a frame.
+func zstdLayer(tb testing.TB) []byte {
+	tb.Helper()
+	var z bytes.Buffer
+	w, err := zstd.NewWriter(&z)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := errors.Join(write(w, layerTar(tb, 1, 35)), w.Close()); err != nil {
+		tb.Fatal(err)
+	}
+	return z.Bytes()
+}
+
+func layerTar(tb testing.TB, seed int64, files int) []byte {
+	tb.Helper()
 	r := rand.New(rand.NewSource(seed))
 	var t bytes.Buffer
 	w := tar.NewWriter(&t)
-	for i := range 20 {
+	for i := range files {
 		body := make([]byte, 80_000)
 		for k := range body {
 			body[k] = "abcdefgh    \n"[r.Intn(13)]
@@ -37,17 +68,7 @@ func layer(tb testing.TB, seed int64, members int) []byte {
 	if err := w.Close(); err != nil {
 		tb.Fatal(err)
 	}
-	var z bytes.Buffer
-	b := t.Bytes()
-	for i := range members {
-		n := len(b) / (members - i)
-		g := gzip.NewWriter(&z)
-		if err := errors.Join(write(g, b[:n]), g.Close()); err != nil {
-			tb.Fatal(err)
-		}
-		b = b[n:]
-	}
-	return z.Bytes()
+	return t.Bytes()
 }
 
 func write(w interface{ Write([]byte) (int, error) }, p []byte) error {
@@ -84,7 +105,12 @@ func use(x *index.Index, blob []byte) error {
 
 // Every damage to an index is refused, or does no harm, with an error that can be told from others.
 func TestDecodeDamaged(t *testing.T) {
-	blob := layer(t, 1, 3)
+	t.Run("gzip", func(t *testing.T) { testDamaged(t, layer(t, 1, 3), 1000) })
+	t.Run("zstd", func(t *testing.T) { testDamaged(t, zstdLayer(t), 200) })
+}
+
+func testDamaged(t *testing.T, blob []byte, rounds int) {
+	t.Helper()
 	good := encoded(t, blob)
 	if x, err := index.Decode(good); err != nil || use(x, blob) != nil {
 		t.Fatal(err)
@@ -101,7 +127,7 @@ func TestDecodeDamaged(t *testing.T) {
 		t.Errorf("a byte more: %v", err)
 	}
 	r := rand.New(rand.NewSource(1))
-	for range 1000 {
+	for range rounds {
 		b := bytes.Clone(good)
 		for range 1 + r.Intn(3) {
 			// most of it is compressed: aim at the fields before
@@ -122,7 +148,12 @@ func TestDecodeDamaged(t *testing.T) {
 }
 
 func TestDecodeChunk(t *testing.T) {
-	blob := layer(t, 2, 1)
+	t.Run("gzip", func(t *testing.T) { testDecodeChunk(t, layer(t, 2, 1)) })
+	t.Run("zstd", func(t *testing.T) { testDecodeChunk(t, zstdLayer(t)) })
+}
+
+func testDecodeChunk(t *testing.T, blob []byte) {
+	t.Helper()
 	x, err := index.Decode(encoded(t, blob))
 	if err != nil {
 		t.Fatal(err)
@@ -151,10 +182,21 @@ func TestDecodeChunk(t *testing.T) {
 	}
 }
 
+// A reader that does not know a layer's compression refuses its index.
+func TestDecodeUnknownCompression(t *testing.T) {
+	b := encoded(t, zstdLayer(t))
+	b[8] = 3
+	if _, err := index.Decode(b); !errors.Is(err, index.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
 // What Decode takes, Encode gives back, and using it never faults.
 func FuzzDecode(f *testing.F) {
 	blob := layer(f, 3, 2)
+	zblob := zstdLayer(f)
 	f.Add(encoded(f, blob))
+	f.Add(encoded(f, zblob))
 	f.Add(encoded(f, make([]byte, 1024)))
 	f.Add(encoded(f, nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -162,7 +204,9 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_ = use(x, blob) // any result will do
+		// any result will do
+		_ = use(x, blob)
+		_ = use(x, zblob)
 		again, err := x.Encode()
 		if err != nil {
 			t.Fatal(err)

@@ -18,9 +18,9 @@ const (
 	// MaxChunkSize bounds the output of one chunk, the unit a reader holds in
 	// memory.
 	MaxChunkSize = 4 << 20
-	// MaxChunkCompressed bounds the blob bytes of one chunk. DEFLATE cannot
-	// grow ordinary data by more than a few bytes in 64 KiB, so only empty
-	// blocks, empty members or long gzip header fields come near it. It bounds the
+	// MaxChunkCompressed bounds the blob bytes of one chunk. Neither DEFLATE nor
+	// zstd grows ordinary data by more than a few bytes in 64 KiB, so only empty
+	// blocks, empty members, skippable frames or long gzip header fields come near it. It bounds the
 	// time a hostile chunk takes to inflate: an estimated four seconds.
 	MaxChunkCompressed = 4 << 20
 	// MaxHeaders bounds the header stream, unpacked: a million entries with a
@@ -40,6 +40,12 @@ const (
 	MaxXattrName  = 255
 	MaxXattrValue = 64 << 10
 )
+
+// maxPrime bounds the prime of a zstd chunk, unpacked. What a chunk reads is at
+// most what it has, and a run takes at most seven bytes beside its content; honest
+// primes stay below a quarter of it. With the places of the runs a reader holds
+// six times as much.
+const maxPrime = 6 << 20
 
 // windowGroup is how many checkpoint windows are compressed together: what one
 // chunk read has to unpack is then at most 512 KiB, usually 40.

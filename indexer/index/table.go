@@ -15,6 +15,9 @@ func maxTable(chunks int) int { return min(chunks*(61+inflate.MaxBlockHeader), M
 
 // appendTable writes one row for each chunk.
 func (x *Index) appendTable(b []byte) []byte {
+	if x.Compression == Zstd {
+		return x.appendZstd(b)
+	}
 	var prev point
 	for i, c := range x.Chunks {
 		b = binary.AppendUvarint(b, uint64(c.Size))
@@ -64,8 +67,11 @@ func (r *reader) table(x *Index, n int) {
 	}
 	t := &tableReader{reader{b: raw}}
 	x.Chunks = make([]Chunk, n)
-	if x.Compression == Gzip {
+	switch x.Compression {
+	case Gzip:
 		x.points = make([]point, n)
+	case Zstd:
+		x.primes = make([]prime, n)
 	}
 	t.rows(x)
 	if t.err == nil && len(t.b) > 0 {
@@ -90,11 +96,14 @@ func (t *tableReader) rows(x *Index) {
 			t.fail("chunk %d is empty", i)
 		}
 		off += c.Size
-		if x.Compression == None {
+		switch x.Compression {
+		case Gzip:
+			t.point(x, i)
+		case Zstd:
+			t.zstd(x, i)
+		default:
 			c.CompressedOffset, c.CompressedSize = c.Offset, c.Size
-			continue
 		}
-		t.point(x, i)
 		if t.err != nil {
 			return
 		}

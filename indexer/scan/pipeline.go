@@ -3,8 +3,6 @@ package scan
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
-	"hash/crc32"
 	"io"
 	"sync/atomic"
 
@@ -14,20 +12,34 @@ import (
 	"github.com/firstlight-dev/firstlight/indexer/internal/inflate"
 )
 
-// buffers is how many pieces of a layer are in memory: one being inflated, its
+// buffers is how many pieces of a layer are in memory: one being decoded, its
 // successor, one in each queue and one in each consumer's hands.
 const buffers = 6
 
-// piece is shared by two consumers; the last gives the buffer back.
+// piece is a chunk on its way. It is shared by two consumers; the last gives the
+// buffer back.
 type piece struct {
-	inflate.Piece
-	users atomic.Int32
+	data, compressed         []byte
+	offset, compressedOffset int64
+	ends                     []inflate.MemberEnd // gzip
+	add                      func(*index.Builder, index.Chunk) error
+	free                     func()
+	users                    atomic.Int32
 }
 
-// gzipScan is the state of one pass.
-type gzipScan struct {
+// release is called by each consumer when done.
+func (p *piece) release() {
+	if p.users.Add(-1) == 0 {
+		p.free()
+	}
+}
+
+// splitter reads a layer, feeds its bytes to onRead and its pieces to emit.
+type splitter func(ctx context.Context, r io.Reader, onRead func([]byte), emit func(*piece) error) error
+
+// pipeline is the state of one pass over a compressed layer.
+type pipeline struct {
 	b      *index.Builder
-	free   chan *inflate.Buffer
 	hashQ  chan *piece
 	tarQ   chan *piece
 	stream streamReader
@@ -35,25 +47,22 @@ type gzipScan struct {
 	blob   *blobDigest
 }
 
-func scanGzip(ctx context.Context, r io.Reader) (*index.Index, error) {
-	b, err := index.NewBuilder(index.Gzip)
+// scanCompressed indexes a layer that split cuts.
+func scanCompressed(ctx context.Context, r io.Reader, c index.Compression, split splitter) (*index.Index, error) {
+	b, err := index.NewBuilder(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &gzipScan{
+	s := &pipeline{
 		b:     b,
-		free:  make(chan *inflate.Buffer, buffers),
 		hashQ: make(chan *piece, 1),
 		tarQ:  make(chan *piece, 1),
 		tar:   tarReader{b: b},
 		blob:  newBlobDigest(),
 	}
-	for range buffers {
-		s.free <- new(inflate.Buffer)
-	}
 	g, ctx := errgroup.WithContext(ctx)
-	s.stream = streamReader{ctx: ctx, next: s.tarQ, release: s.release, hash: sha256.New()}
-	g.Go(func() error { return s.inflate(ctx, r) })
+	s.stream = streamReader{ctx: ctx, next: s.tarQ, hash: sha256.New()}
+	g.Go(func() error { return s.split(ctx, r, split) })
 	g.Go(func() error { return s.hashChunks(ctx) })
 	g.Go(func() error { return s.tar.read(&s.stream) })
 	if err := g.Wait(); err != nil {
@@ -67,48 +76,29 @@ func scanGzip(ctx context.Context, r io.Reader) (*index.Index, error) {
 	})
 }
 
-// inflate feeds both queues and closes them at the end of a whole file.
-func (s *gzipScan) inflate(ctx context.Context, r io.Reader) error {
-	sp := &inflate.Splitter{
-		Spacing: ChunkSize, MaxCompressed: index.MaxChunkCompressed,
-		OnRead: s.blob.add,
-		Get: func() (*inflate.Buffer, error) {
+// split feeds both queues and closes them at the end of a whole file.
+func (s *pipeline) split(ctx context.Context, r io.Reader, split splitter) error {
+	err := split(ctx, r, s.blob.add, func(p *piece) error {
+		p.users.Store(2)
+		for _, to := range []chan *piece{s.hashQ, s.tarQ} {
 			select {
-			case b := <-s.free:
-				return b, nil
+			case to <- p:
 			case <-ctx.Done():
-				return nil, ctx.Err()
+				return ctx.Err()
 			}
-		},
-		Emit: func(p inflate.Piece) error {
-			q := &piece{Piece: p}
-			q.users.Store(2)
-			for _, to := range []chan *piece{s.hashQ, s.tarQ} {
-				select {
-				case to <- q:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-			}
-			return nil
-		},
-	}
-	if err := sp.Run(r); err != nil {
-		return gzipError(err)
+		}
+		return nil
+	})
+	if err != nil {
+		return decodeError(err)
 	}
 	close(s.hashQ)
 	close(s.tarQ)
 	return nil
 }
 
-func (s *gzipScan) release(p *piece) {
-	if p.users.Add(-1) == 0 {
-		s.free <- p.Buffer
-	}
-}
-
 // hashChunks makes the chunk table.
-func (s *gzipScan) hashChunks(ctx context.Context) error {
+func (s *pipeline) hashChunks(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -118,12 +108,12 @@ func (s *gzipScan) hashChunks(ctx context.Context) error {
 				return nil
 			}
 			c := index.Chunk{
-				Offset: p.Offset, Size: int64(len(p.Data)),
-				CompressedOffset: p.CompressedOffset, CompressedSize: int64(len(p.Compressed)),
-				CompressedDigest: sha256.Sum256(p.Compressed), Digest: sha256.Sum256(p.Data),
+				Offset: p.offset, Size: int64(len(p.data)),
+				CompressedOffset: p.compressedOffset, CompressedSize: int64(len(p.compressed)),
+				CompressedDigest: sha256.Sum256(p.compressed), Digest: sha256.Sum256(p.data),
 			}
-			err := s.b.AddChunk(c, p.Checkpoint, p.Window, p.Header)
-			s.release(p)
+			err := p.add(s.b, c)
+			p.release()
 			if err != nil {
 				return err
 			}
@@ -131,23 +121,23 @@ func (s *gzipScan) hashChunks(ctx context.Context) error {
 	}
 }
 
-// memberCheck compares the checksums that gzip members carry.
-type memberCheck struct {
-	sum   uint32
-	start int64 // of the member
-	pos   int64
+// ring hands out a fixed number of buffers, and so bounds memory.
+type ring[T any] chan *T
+
+func newRing[T any]() ring[T] {
+	r := make(ring[T], buffers)
+	for range buffers {
+		r <- new(T)
+	}
+	return r
 }
 
-func (m *memberCheck) add(data []byte, ends []inflate.MemberEnd) error {
-	for _, e := range ends {
-		k := e.Offset - m.pos
-		m.sum = crc32.Update(m.sum, crc32.IEEETable, data[:k])
-		if m.sum != e.Sum || uint32(e.Offset-m.start) != e.Size {
-			return fmt.Errorf("%w: %w: checksum of the gzip member that ends at %d", index.ErrUnsupported, inflate.ErrCorrupt, e.Offset)
-		}
-		m.sum, m.start, m.pos, data = 0, e.Offset, e.Offset, data[k:]
+// get waits for a buffer.
+func (r ring[T]) get(ctx context.Context) (*T, error) {
+	select {
+	case b := <-r:
+		return b, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	m.sum = crc32.Update(m.sum, crc32.IEEETable, data)
-	m.pos += int64(len(data))
-	return nil
 }

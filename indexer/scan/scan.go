@@ -1,6 +1,6 @@
 // Package scan makes the index of a layer in one pass over its bytes.
 //
-// Three goroutines share the work of a gzip layer: one inflates and chooses
+// Three goroutines share the work of a compressed layer: one decodes and chooses
 // the cuts, one hashes chunks and packs windows, one hashes the tar stream,
 // checks member checksums and reads the tar. Pieces travel through bounded
 // queues in buffers that go round, so memory does not depend on the layer.
@@ -24,10 +24,11 @@ import (
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
 	"github.com/firstlight-dev/firstlight/indexer/internal/inflate"
+	"github.com/firstlight-dev/firstlight/indexer/internal/zblock"
 	"github.com/firstlight-dev/firstlight/indexer/tree"
 )
 
-// ChunkSize is the aimed-at size of a chunk. A chunk is what one small read
+// ChunkSize is the aimed-at size of a chunk of a gzip or plain layer. A chunk is what one small read
 // costs over the network, so it should be small, and each costs about 2 KiB of
 // index (a window and two digests), so it should be large: at 512 KiB an index
 // is about 0.7 % of its layer. DESIGN.md has the measurements.
@@ -60,18 +61,13 @@ func Scan(ctx context.Context, l Layer) (*index.Index, error) {
 	switch {
 	case err != nil && !errors.Is(err, io.EOF):
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b, 8}):
-		x, err = scanGzip(ctx, br)
-	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), skippable(head):
-		err = fmt.Errorf("%w: zstd compression is not supported yet", index.ErrUnsupported)
+		x, err = scanCompressed(ctx, br, index.Gzip, splitGzip)
+	case zblock.Frame(head):
+		x, err = scanCompressed(ctx, br, index.Zstd, splitZstd)
 	default:
 		x, err = scanTar(br)
 	}
 	return x, l.check(x, in, err)
-}
-
-// skippable reports whether a zstd skippable frame starts here.
-func skippable(head []byte) bool {
-	return len(head) == 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:], []byte{0x2a, 0x4d, 0x18})
 }
 
 // check compares what was read with what was expected. A layer cut short is
@@ -149,9 +145,13 @@ func (t *tarReader) read(r io.Reader) error {
 
 func sum(h hash.Hash) digest.Digest { return digest.NewDigest(digest.SHA256, h) }
 
-// gzipError tells a refusal from bad input. Both leave the layer to a full pull.
-func gzipError(err error) error {
-	for _, e := range []error{inflate.ErrCorrupt, inflate.ErrTruncated, inflate.ErrTrailing, inflate.ErrNoOutput} {
+// decodeError tells what a layer did wrong from an error of reading it. Such a
+// layer is left to a full pull.
+func decodeError(err error) error {
+	for _, e := range []error{
+		inflate.ErrCorrupt, inflate.ErrTruncated, inflate.ErrTrailing, inflate.ErrNoOutput,
+		zblock.ErrCorrupt, zblock.ErrTruncated, zblock.ErrTrailing, zblock.ErrNoOutput, zblock.ErrRefused,
+	} {
 		if errors.Is(err, e) {
 			return fmt.Errorf("%w: %w", index.ErrUnsupported, err)
 		}

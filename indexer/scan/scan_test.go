@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
@@ -71,13 +72,36 @@ func gz(t *testing.T, p []byte, member int) []byte {
 	return b.Bytes()
 }
 
+// zst compresses in frames of the given size, each with a skippable frame behind.
+func zst(t *testing.T, p []byte, frame int, opts ...zstd.EOption) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	for first := true; first || len(p) > 0; first = false {
+		w, err := zstd.NewWriter(&b, append(opts, zstd.WithZeroFrames(true))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := min(frame, len(p))
+		if _, err := io.Copy(w, bytes.NewReader(p[:n])); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString("\x50\x2a\x4d\x18\x03\x00\x00\x00...")
+		p = p[n:]
+	}
+	return b.Bytes()
+}
+
 func doScan(ctx context.Context, blob []byte) (*index.Index, error) {
 	return scan.Scan(ctx, scan.Layer{Reader: bytes.NewReader(blob), Size: int64(len(blob)), Digest: digest.FromBytes(blob)})
 }
 
 func TestScan(t *testing.T) {
 	r := rand.New(rand.NewSource(1))
-	large, small := layerTar(t, r, 150), layerTar(t, r, 3)
+	large, small, huge := layerTar(t, r, 150), layerTar(t, r, 3), layerTar(t, r, 500)
+	contents := append([]byte{0x51, 0x2a, 0x4d, 0x18, 0, 0, 0x60, 0}, make([]byte, 6<<20)...)
 	for name, c := range map[string]struct {
 		blob, tar []byte
 		kind      index.Compression
@@ -88,6 +112,13 @@ func TestScan(t *testing.T) {
 		"gzip, small":         {gz(t, small, len(small)), small, index.Gzip},
 		"gzip, empty archive": {gz(t, make([]byte, 1024), 1024), make([]byte, 1024), index.Gzip},
 		"gzip of nothing":     {gz(t, nil, 1), nil, index.Gzip},
+		"zstd":                {zst(t, huge, len(huge)), huge, index.Zstd},
+		"zstd, best":          {zst(t, huge, len(huge), zstd.WithEncoderLevel(zstd.SpeedBestCompression)), huge, index.Zstd},
+		"zstd, many frames":   {zst(t, huge, 100_000), huge, index.Zstd},
+		"zstd, small":         {zst(t, small, len(small)), small, index.Zstd},
+		"zstd of nothing":     {zst(t, nil, 1), nil, index.Zstd},
+		"zstd, skippable":     {append([]byte{0x5a, 0x2a, 0x4d, 0x18, 1, 0, 0, 0, 0}, zst(t, small, len(small))...), small, index.Zstd},
+		"zstd, large trailer": {append(zst(t, huge, len(huge)), contents...), huge, index.Zstd},
 		"tar":                 {large, large, index.None},
 		"tar, empty archive":  {make([]byte, 1024), make([]byte, 1024), index.None},
 		"nothing":             {nil, nil, index.None},
@@ -203,6 +234,9 @@ func TestScanBadInput(t *testing.T) {
 	z := gz(t, large, len(large))
 	flipped := bytes.Clone(z)
 	flipped[len(z)-6] ^= 1 // in the checksum
+	zs := zst(t, large, len(large))
+	zflipped := bytes.Clone(zs)
+	zflipped[len(zs)-12] ^= 1 // in the checksum
 	other := digest.FromString("other")
 	for name, c := range map[string]struct {
 		in   scan.Layer
@@ -221,8 +255,12 @@ func TestScanBadInput(t *testing.T) {
 		"bad checksum":       {scan.Layer{Size: -1}, flipped, index.ErrUnsupported, "checksum"},
 		"not a tar":          {scan.Layer{Size: -1}, bytes.Repeat([]byte("text "), 1000), index.ErrUnsupported, "tar header at offset 512"},
 		"gzip of no tar":     {scan.Layer{Size: -1}, gz(t, bytes.Repeat([]byte("text "), 1000), 5000), index.ErrUnsupported, "tar header"},
-		"zstd":               {scan.Layer{Size: -1}, []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 0, 0, 0}, index.ErrUnsupported, "zstd"},
-		"zstd, skippable":    {scan.Layer{Size: -1}, []byte{0x5a, 0x2a, 0x4d, 0x18, 0, 0, 0, 0}, index.ErrUnsupported, "zstd"},
+		"truncated zstd":     {scan.Layer{Size: -1}, zs[:len(zs)/2], index.ErrUnsupported, "zstd stream ends early"},
+		"zstd, checksum":     {scan.Layer{Size: -1}, zflipped, index.ErrUnsupported, "checksum of the frame"},
+		"zstd and garbage":   {scan.Layer{Size: -1}, append(bytes.Clone(zs), "garbage"...), index.ErrUnsupported, "trailing data"},
+		"zstd, dictionary":   {scan.Layer{Size: -1}, []byte{0x28, 0xb5, 0x2f, 0xfd, 0x21, 7, 0, 1, 0, 0}, index.ErrUnsupported, "dictionary"},
+		"zstd, window":       {scan.Layer{Size: -1}, []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 18 << 3, 1, 0, 0}, index.ErrUnsupported, "a window of 268435456 bytes"},
+		"zstd of no tar":     {scan.Layer{Size: -1}, zst(t, bytes.Repeat([]byte("text "), 1000), 5000), index.ErrUnsupported, "tar header"},
 		"unknown type":       {scan.Layer{Size: -1}, tarOf(t, tar.Header{Typeflag: 'Z', Name: "f"}), index.ErrUnsupported, "unknown entry type 'Z'"},
 		"early hard link":    {scan.Layer{Size: -1}, tarOf(t, tar.Header{Typeflag: tar.TypeLink, Name: "f", Linkname: "g"}), index.ErrUnsupported, `entry "f": hard link to "g": this layer has no such file before it`},
 	} {
@@ -253,7 +291,7 @@ func (r brokenReader) Read(p []byte) (int, error) {
 func TestScanStops(t *testing.T) {
 	large := layerTar(t, rand.New(rand.NewSource(3)), 40)
 	broken := errors.New("connection reset")
-	for name, blob := range map[string][]byte{"gzip": gz(t, large, len(large)), "tar": large} {
+	for name, blob := range map[string][]byte{"gzip": gz(t, large, len(large)), "zstd": zst(t, large, len(large)), "tar": large} {
 		_, err := scan.Scan(t.Context(), scan.Layer{Reader: brokenReader{bytes.NewReader(blob[:len(blob)/2]), broken}, Size: int64(len(blob))})
 		if !errors.Is(err, broken) {
 			t.Errorf("%s: %v", name, err)
@@ -274,7 +312,8 @@ func TestVerify(t *testing.T) {
 	r := rand.New(rand.NewSource(4))
 	large, small := layerTar(t, r, 60), layerTar(t, r, 4)
 	z := gz(t, large, 300_000)
-	blobs := map[string][]byte{"gzip": z, "tar": large, "small": gz(t, small, len(small)), "empty": gz(t, nil, 1), "none": nil}
+	huge := layerTar(t, r, 400)
+	blobs := map[string][]byte{"zstd": zst(t, huge, len(huge)), "gzip": z, "tar": large, "small": gz(t, small, len(small)), "empty": gz(t, nil, 1), "none": nil}
 	for name, blob := range blobs {
 		x, err := doScan(t.Context(), blob)
 		if err != nil {

@@ -9,7 +9,6 @@ import (
 	"io"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
-	"github.com/firstlight-dev/firstlight/indexer/internal/inflate"
 )
 
 // streamReader is the tar stream as an io.Reader over pieces. Every piece is
@@ -17,7 +16,6 @@ import (
 type streamReader struct {
 	ctx     context.Context //nolint:containedctx // an io.Reader has nowhere else for it
 	next    <-chan *piece
-	release func(*piece)
 	hash    hash.Hash
 	members memberCheck
 	size    int64
@@ -30,7 +28,7 @@ type streamReader struct {
 func (s *streamReader) fill() error {
 	for len(s.data) == 0 {
 		if s.cur != nil {
-			s.release(s.cur)
+			s.cur.release()
 			s.cur = nil
 		}
 		var ok bool
@@ -42,10 +40,10 @@ func (s *streamReader) fill() error {
 		if !ok {
 			return io.EOF
 		}
-		s.data = s.cur.Data
+		s.data = s.cur.data
 		s.size += int64(len(s.data))
 		s.hash.Write(s.data)
-		if err := s.members.add(s.data, s.cur.Ends); err != nil {
+		if err := s.members.add(s.data, s.cur.ends); err != nil {
 			return err
 		}
 	}
@@ -133,7 +131,7 @@ func (c *chunker) flush() error {
 	err := c.b.AddChunk(index.Chunk{
 		Offset: c.blob.n, Size: n, CompressedOffset: c.blob.n, CompressedSize: n,
 		CompressedDigest: d, Digest: d,
-	}, inflate.Checkpoint{}, nil, nil)
+	})
 	c.blob.add(c.chunk)
 	c.chunk = c.chunk[:0]
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
@@ -52,15 +53,21 @@ func archive(t *testing.T, size int, mode int64) []byte {
 	return out.Bytes()
 }
 
-// blob makes a layer, gzip or plain, and its tar stream.
-func blob(t *testing.T, size int, compress bool) (layer, stream []byte) {
+// blob makes a layer and its tar stream.
+func blob(t *testing.T, size int, how index.Compression) (layer, stream []byte) {
 	t.Helper()
 	plain := archive(t, size, 0o644)
-	if !compress {
+	if how == index.None {
 		return plain, plain
 	}
 	var out bytes.Buffer
-	zw := gzip.NewWriter(&out)
+	var zw io.WriteCloser = gzip.NewWriter(&out)
+	if how == index.Zstd {
+		var err error
+		if zw, err = zstd.NewWriter(&out); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := zw.Write(plain); err != nil {
 		t.Fatal(err)
 	}
@@ -79,15 +86,15 @@ type fixture struct {
 }
 
 // newFixture is a layer on a registry, none of it here.
-func newFixture(t *testing.T, size int, compress bool, opts ...Option) *fixture {
+func newFixture(t *testing.T, size int, how index.Compression, opts ...Option) *fixture {
 	t.Helper()
-	return newLimited(t, size, compress, 0, opts...)
+	return newLimited(t, size, how, 0, opts...)
 }
 
 // newLimited is the same with a cache that may hold so many bytes.
-func newLimited(t *testing.T, size int, compress bool, limit int64, opts ...Option) *fixture {
+func newLimited(t *testing.T, size int, how index.Compression, limit int64, opts ...Option) *fixture {
 	t.Helper()
-	b, stream := blob(t, size, compress)
+	b, stream := blob(t, size, how)
 	f := &fixture{srv: registrytest.New(t), stream: stream}
 	desc := f.srv.AddBlob(b)
 	var err error
@@ -129,9 +136,9 @@ func (f *fixture) read(ctx context.Context, off, n int64) error {
 }
 
 func TestRandomReads(t *testing.T) {
-	for _, compress := range []bool{true, false} {
-		t.Run(fmt.Sprintf("gzip=%v", compress), func(t *testing.T) {
-			f := newFixture(t, 12<<20, compress)
+	for _, how := range []index.Compression{index.Gzip, index.Zstd, index.None} {
+		t.Run(string(how), func(t *testing.T) {
+			f := newFixture(t, 12<<20, how)
 			var wg sync.WaitGroup
 			for g := range 8 {
 				wg.Go(func() {
@@ -154,7 +161,7 @@ func TestRandomReads(t *testing.T) {
 }
 
 func TestEdges(t *testing.T) {
-	f := newFixture(t, 1<<20, true)
+	f := newFixture(t, 1<<20, index.Gzip)
 	size := f.ix.Size
 	if n, err := f.layer.ReadAtContext(t.Context(), make([]byte, 10), size); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("at the end: %d, %v", n, err)
@@ -172,7 +179,7 @@ func TestEdges(t *testing.T) {
 
 // TestSingleFlight: many readers of one cold chunk make one request.
 func TestSingleFlight(t *testing.T) {
-	f := newFixture(t, 2<<20, true)
+	f := newFixture(t, 2<<20, index.Gzip)
 	release := make(chan struct{})
 	f.srv.SetFault(func(http.ResponseWriter, *http.Request) bool { <-release; return false })
 	var wg sync.WaitGroup
@@ -196,7 +203,7 @@ func TestSingleFlight(t *testing.T) {
 // TestCoalescing: one long read makes few requests, and a sequential reader is
 // run ahead of.
 func TestCoalescing(t *testing.T) {
-	f := newFixture(t, 24<<20, true)
+	f := newFixture(t, 24<<20, index.Gzip)
 	if err := f.read(t.Context(), 0, 6<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +222,8 @@ func TestCoalescing(t *testing.T) {
 }
 
 func TestFill(t *testing.T) {
-	for _, compress := range []bool{true, false} {
-		f := newFixture(t, 10<<20, compress)
+	for _, how := range []index.Compression{index.Gzip, index.Zstd, index.None} {
+		f := newFixture(t, 10<<20, how)
 		if err := f.read(t.Context(), 3<<20, 100); err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +275,7 @@ func TestFaults(t *testing.T) {
 	for name, fault := range faults {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t, 3<<20, true, WithReadTimeout(700*time.Millisecond))
+			f := newFixture(t, 3<<20, index.Gzip, WithReadTimeout(700*time.Millisecond))
 			f.srv.SetFault(fault)
 			if err := f.read(t.Context(), 1<<20, 1000); err == nil {
 				t.Fatal("read worked")
@@ -292,7 +299,7 @@ func TestFaults(t *testing.T) {
 // TestWaitsTroubleOut: a registry that comes back within the deadline costs
 // time, not an error.
 func TestWaitsTroubleOut(t *testing.T) {
-	f := newFixture(t, 1<<20, true)
+	f := newFixture(t, 1<<20, index.Gzip)
 	var n atomic.Int32
 	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
 		return n.Add(1) < 8 && registrytest.Status(503)(w, r)
@@ -304,7 +311,7 @@ func TestWaitsTroubleOut(t *testing.T) {
 
 // TestReaderGivesUp: who is killed does not wait for the registry.
 func TestReaderGivesUp(t *testing.T) {
-	f := newFixture(t, 1<<20, true, WithReadTimeout(time.Minute))
+	f := newFixture(t, 1<<20, index.Gzip, WithReadTimeout(time.Minute))
 	arrived := make(chan struct{}, 100)
 	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
 		arrived <- struct{}{}
@@ -320,7 +327,7 @@ func TestReaderGivesUp(t *testing.T) {
 // TestLyingIndex: an index whose chunks all match, of content that is not what
 // the image names, is found out when the layer is whole.
 func TestLyingIndex(t *testing.T) {
-	f := newFixture(t, 1<<20, true)
+	f := newFixture(t, 1<<20, index.Gzip)
 	f.ix.DiffID = digest.FromString("what the image says")
 	if err := f.layer.Fill(t.Context()); !errors.Is(err, ErrMismatch) {
 		t.Fatalf("fill: %v", err)
@@ -335,7 +342,7 @@ func TestLyingIndex(t *testing.T) {
 
 // TestLyingHeaders: the same for names and modes, which come from the index.
 func TestLyingHeaders(t *testing.T) {
-	f := newFixture(t, 1<<20, false)
+	f := newFixture(t, 1<<20, index.None)
 	forged, err := scan.Scan(t.Context(), scan.Layer{Reader: bytes.NewReader(archive(t, 1<<20, 0o4755)), Size: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +359,7 @@ func TestLyingHeaders(t *testing.T) {
 
 // TestFillWithoutRoom: the background does not push out what readers use.
 func TestFillWithoutRoom(t *testing.T) {
-	f := newLimited(t, 8<<20, false, 4<<20)
+	f := newLimited(t, 8<<20, index.None, 4<<20)
 	if err := f.read(t.Context(), 1<<20, 1<<20); err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +374,7 @@ func TestFillWithoutRoom(t *testing.T) {
 // TestReadsBeyondTheLimit: a layer larger than its cache is read as any other,
 // for longer.
 func TestReadsBeyondTheLimit(t *testing.T) {
-	f := newLimited(t, 12<<20, true, 4<<20)
+	f := newLimited(t, 12<<20, index.Gzip, 4<<20)
 	var wg sync.WaitGroup
 	for g := range 6 {
 		wg.Go(func() {
@@ -386,7 +393,7 @@ func TestReadsBeyondTheLimit(t *testing.T) {
 }
 
 func TestFillHeals(t *testing.T) {
-	f := newFixture(t, 4<<20, true)
+	f := newFixture(t, 4<<20, index.Gzip)
 	var n atomic.Int32
 	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
 		return n.Add(1) < 8 && registrytest.Status(500)(w, r)
@@ -396,7 +403,7 @@ func TestFillHeals(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	g := newFixture(t, 1<<20, true)
+	g := newFixture(t, 1<<20, index.Gzip)
 	if err := g.layer.Fill(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("fill with a context that ended: %v", err)
 	}
@@ -405,7 +412,7 @@ func TestFillHeals(t *testing.T) {
 // TestDemandBeforeBackground: a reader is served while a fill is under way, also
 // if the fill has its chunk, and the fill does not go on before it.
 func TestDemandBeforeBackground(t *testing.T) {
-	f := newFixture(t, 16<<20, false)
+	f := newFixture(t, 16<<20, index.None)
 	filled := make(chan error, 1)
 	go func() { filled <- f.layer.Fill(t.Context()) }()
 	rnd := rand.New(rand.NewPCG(5, 5))
@@ -450,7 +457,7 @@ func TestGate(t *testing.T) {
 // TestCloseEndsWaiting: a layer can be closed though its registry is a black
 // hole and its readers have patience.
 func TestCloseEndsWaiting(t *testing.T) {
-	f := newFixture(t, 1<<20, true, WithReadTimeout(time.Hour))
+	f := newFixture(t, 1<<20, index.Gzip, WithReadTimeout(time.Hour))
 	arrived := make(chan struct{}, 100)
 	f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
 		arrived <- struct{}{}
@@ -503,7 +510,7 @@ func TestHung(t *testing.T) {
 
 // TestAccounts: what a read costs is counted for who made it.
 func TestAccounts(t *testing.T) {
-	f := newFixture(t, 4<<20, false)
+	f := newFixture(t, 4<<20, index.None)
 	book := account.NewBook()
 	ctx := account.With(t.Context(), book.Of(uint32(os.Getpid())))
 	if err := f.read(ctx, 0, 1<<20); err != nil {
