@@ -127,8 +127,11 @@ func validCapability(v string) bool {
 // setXattr sets an attribute, which replaces one of the same name.
 func (b *Builder) setXattr(row int, name, value string) error {
 	n := &b.nodes[row]
+	if b.steps += len(n.Xattrs); b.steps > maxSteps {
+		return errSteps
+	}
 	n.Xattrs = slices.DeleteFunc(n.Xattrs, func(x Xattr) bool { return x.Name == name })
-	n.Xattrs = append(n.Xattrs, Xattr{name, []byte(value)})
+	n.Xattrs = append(n.Xattrs, Xattr{strings.Clone(name), []byte(value)})
 	size := 0
 	for _, x := range n.Xattrs {
 		size += len(x.Name) + len(x.Value)
@@ -141,16 +144,16 @@ func (b *Builder) setXattr(row int, name, value string) error {
 
 // Finish sets the times of directories and returns the tree.
 func (b *Builder) Finish() (*Tree, error) {
-	for _, h := range b.dirs {
-		where, err := b.resolve(h.Name)
+	for _, d := range b.dirs {
+		where, err := b.resolve(d.name)
 		row := Root
 		if err == nil {
 			row, err = b.lookup(where)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: entry %.200q: set its time: %w", index.ErrUnsupported, h.Name, err)
+			return nil, fmt.Errorf("%w: entry %.200q: set its time: %w", index.ErrUnsupported, d.name, err)
 		}
-		b.nodes[row].Mtime = mtime(h.ModTime)
+		b.nodes[row].Mtime = d.mtime
 	}
 	return b.compact(), nil
 }

@@ -26,12 +26,24 @@ const maxStrings = 256 << 20
 // of symbolic links can multiply. Ten million serve a million entries.
 const maxSteps = 1 << 27
 
+// maxImplied bounds the directories without an entry. One path of some kilobytes
+// can name two thousand of them, each of which costs as much memory as an entry; layers made
+// without directory entries have fewer of them than files.
+const maxImplied = 1 << 18
+
 // Builder applies the entries of one layer in order.
 type Builder struct {
 	nodes   []inode
-	dirs    []*tar.Header // in order; they get their times at the end
+	dirs    []dirTime // in order; they get their times at the end
 	strings int
 	steps   int
+	implied int
+}
+
+// dirTime is the time a directory's entry gives it.
+type dirTime struct {
+	name  string
+	mtime int64
 }
 
 // inode is a Node while the tree grows.
@@ -100,6 +112,9 @@ func (b *Builder) makeParents(where string) (int, error) {
 		case !ok && len(name) > index.MaxName:
 			return 0, fmt.Errorf("directory name %.300q has more than %d bytes", name, index.MaxName)
 		case !ok:
+			if b.implied++; b.implied > maxImplied {
+				return 0, fmt.Errorf("the layer has more than %d directories without an entry", maxImplied)
+			}
 			var err error
 			if next, err = b.link(row, name, Node{Mode: unix.S_IFDIR | 0o755, Implied: true, MadeAsParent: true}); err != nil {
 				return 0, err
@@ -123,8 +138,10 @@ func (b *Builder) link(parent int, name string, n Node) (int, error) {
 	return row, b.name(parent, name, row)
 }
 
-// name adds a directory entry.
+// name adds a directory entry. The name is a copy: what archive/tar returns is cut
+// from the header's records, and would keep all of them, up to a MiB an entry.
 func (b *Builder) name(parent int, name string, row int) error {
+	name = strings.Clone(name)
 	p := &b.nodes[parent]
 	if p.children == nil {
 		p.children = make(map[string]int)
@@ -191,7 +208,10 @@ func (b *Builder) create(parent int, name string, h *tar.Header, data int64) err
 	case tar.TypeXGlobalHeader:
 		return nil
 	case tar.TypeDir:
-		b.dirs = append(b.dirs, h)
+		if err := b.charge(len(h.Name)); err != nil {
+			return err
+		}
+		b.dirs = append(b.dirs, dirTime{strings.Clone(h.Name), mtime(h.ModTime)})
 		n.Mode = unix.S_IFDIR
 	case tar.TypeReg, '\x00':
 		n = Node{Mode: unix.S_IFREG, Size: h.Size, DataOffset: data}
@@ -199,7 +219,7 @@ func (b *Builder) create(parent int, name string, h *tar.Header, data int64) err
 		if h.Linkname == "" || len(h.Linkname) > index.MaxTarget || strings.IndexByte(h.Linkname, 0) >= 0 {
 			return fmt.Errorf("symbolic link to an invalid target of %d bytes", len(h.Linkname))
 		}
-		n = Node{Mode: unix.S_IFLNK | 0o777, Target: h.Linkname, Size: int64(len(h.Linkname))}
+		n = Node{Mode: unix.S_IFLNK | 0o777, Target: strings.Clone(h.Linkname), Size: int64(len(h.Linkname))}
 	case tar.TypeBlock, tar.TypeChar, tar.TypeFifo:
 		var err error
 		if n, err = device(h); err != nil {

@@ -14,7 +14,7 @@ var (
 	errMissing = errors.New("no such file")
 	// errHost: the system call containerd would make leaves the layer's folder.
 	errHost  = errors.New("what it resolves to depends on the machine that extracts it")
-	errSteps = errors.New("the layer's paths take too many look-ups")
+	errSteps = errors.New("the layer's paths and attributes take too many look-ups")
 )
 
 const (
