@@ -48,24 +48,25 @@ func (sn *Snapshotter) View(ctx context.Context, key, parent string, opts ...sna
 // create records a snapshot and makes its directory. The directory gets its
 // final name before the record is durable, so that no record lacks one.
 func (sn *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, parent string, opts []snapshots.Opt) (s storage.Snapshot, err error) {
-	var made string
-	defer func() {
-		if err != nil && made != "" {
-			err = errors.Join(err, os.RemoveAll(made))
-		}
-	}()
 	err = sn.db.WithTransaction(ctx, true, func(ctx context.Context) error {
 		s, err = storage.CreateSnapshot(ctx, kind, key, parent, opts...)
 		if err != nil {
 			return err
 		}
-		dir := sn.dir(s.ID)
-		// A directory of this number can only be what an aborted transaction left.
-		if err := os.RemoveAll(dir); err != nil {
+		// A directory of this number can only be what an aborted transaction left,
+		// or a killed process. Cleanup may be at it.
+		if err := sn.waitRemoved(ctx, s.ID); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(sn.dir(s.ID)); err != nil {
 			return fmt.Errorf("remove leftover of snapshot %s: %w", s.ID, err)
 		}
-		made = dir
-		return sn.makeDirs(s)
+		// Removed here or, if the transaction fails at its end, by Cleanup: after it
+		// the number may be another snapshot's.
+		if err := sn.makeDirs(s); err != nil {
+			return errors.Join(err, os.RemoveAll(sn.dir(s.ID)))
+		}
+		return nil
 	})
 	return s, err
 }
@@ -142,25 +143,30 @@ func (sn *Snapshotter) Cleanup(ctx context.Context) error {
 	}
 	var errs []error
 	for _, id := range ids {
-		if sn.supplier != nil {
-			if err := sn.supplier.Withdraw(ctx, id, sn.treeDir(id)); err != nil {
-				errs = append(errs, fmt.Errorf("withdraw layer of snapshot %s: %w", id, err))
-				continue
-			}
-		}
-		if err := os.RemoveAll(sn.dir(id)); err != nil {
-			errs = append(errs, fmt.Errorf("remove snapshot %s: %w", id, err))
-		}
+		errs = append(errs, sn.removeDir(ctx, id))
+		sn.removed(id)
 	}
 	return errors.Join(errs...)
 }
 
-// garbage lists the directories without a record. The write transaction keeps
-// create from making one meanwhile.
+func (sn *Snapshotter) removeDir(ctx context.Context, id string) error {
+	if sn.supplier != nil {
+		if err := sn.supplier.Withdraw(ctx, id, sn.treeDir(id)); err != nil {
+			return fmt.Errorf("withdraw layer of snapshot %s: %w", id, err)
+		}
+	}
+	if err := os.RemoveAll(sn.dir(id)); err != nil {
+		return fmt.Errorf("remove snapshot %s: %w", id, err)
+	}
+	return nil
+}
+
+// garbage lists the directories without a record and marks them as being
+// removed. The write transaction keeps create from making one meanwhile.
 func (sn *Snapshotter) garbage(ctx context.Context) (ids []string, err error) {
 	err = sn.db.WithTransaction(ctx, true, func(ctx context.Context) error {
 		known, err := storage.IDMap(ctx)
-		if err != nil {
+		if err != nil && !errdefs.IsNotFound(err) { // not found: there was no snapshot yet
 			return err
 		}
 		entries, err := os.ReadDir(filepath.Join(sn.root, "snapshots"))
@@ -168,11 +174,52 @@ func (sn *Snapshotter) garbage(ctx context.Context) (ids []string, err error) {
 			return fmt.Errorf("list snapshots: %w", err)
 		}
 		for _, e := range entries {
-			if _, ok := known[e.Name()]; !ok {
+			if _, ok := known[e.Name()]; !ok && sn.remove(e.Name()) {
 				ids = append(ids, e.Name())
 			}
 		}
 		return nil
 	})
-	return ids, err
+	if err != nil {
+		for _, id := range ids {
+			sn.removed(id)
+		}
+		return nil, err
+	}
+	return ids, nil
+}
+
+// remove marks a directory as being removed, unless it is already.
+func (sn *Snapshotter) remove(id string) bool {
+	sn.mu.Lock()
+	defer sn.mu.Unlock()
+	if sn.removing[id] != nil {
+		return false
+	}
+	sn.removing[id] = make(chan struct{})
+	return true
+}
+
+// removed takes the mark away.
+func (sn *Snapshotter) removed(id string) {
+	sn.mu.Lock()
+	defer sn.mu.Unlock()
+	close(sn.removing[id])
+	delete(sn.removing, id)
+}
+
+// waitRemoved waits while a directory is being removed.
+func (sn *Snapshotter) waitRemoved(ctx context.Context, id string) error {
+	sn.mu.Lock()
+	done := sn.removing[id]
+	sn.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-done:
+		return nil
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
@@ -20,6 +21,10 @@ type Snapshotter struct {
 	supplier Supplier
 	log      *slog.Logger
 	overlay  []string // options of every overlay mount
+
+	mu sync.Mutex
+	// removing has the directories that Cleanup is at, with what ends then.
+	removing map[string]chan struct{} // guarded by mu
 }
 
 var (
@@ -40,7 +45,7 @@ func WithLogger(l *slog.Logger) Option { return func(sn *Snapshotter) { sn.log =
 // New opens the snapshotter whose state is under root, a directory that only
 // this process may change.
 func New(root string, opts ...Option) (*Snapshotter, error) {
-	sn := &Snapshotter{root: root, log: slog.New(slog.DiscardHandler)}
+	sn := &Snapshotter{root: root, log: slog.New(slog.DiscardHandler), removing: map[string]chan struct{}{}}
 	for _, o := range opts {
 		o(sn)
 	}
