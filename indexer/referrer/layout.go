@@ -64,6 +64,9 @@ func (l *Layout) Manifest(_ context.Context, ref string) (ocispec.Descriptor, []
 	if errors.Is(err, fs.ErrNotExist) {
 		return d, nil, fmt.Errorf("manifest %s of layout %s: %w", d.Digest, l.dir, errdefs.ErrNotFound)
 	}
+	if err != nil {
+		return d, nil, fmt.Errorf("read manifest %s of layout: %w", d.Digest, err)
+	}
 	if d.MediaType == "" {
 		var m struct {
 			MediaType string `json:"mediaType"`
@@ -73,7 +76,7 @@ func (l *Layout) Manifest(_ context.Context, ref string) (ocispec.Descriptor, []
 		}
 		d.Size = int64(len(b))
 	}
-	return d, b, err
+	return d, b, nil
 }
 
 // pick finds what a reference names.
@@ -114,11 +117,14 @@ func (l *Layout) Blob(_ context.Context, desc ocispec.Descriptor) (io.ReadCloser
 	if err := desc.Digest.Validate(); err != nil {
 		return nil, fmt.Errorf("open blob %q: %w", desc.Digest, err)
 	}
-	f, err := os.Open(l.blobPath(desc.Digest))
+	f, err := openFile(l.blobPath(desc.Digest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("blob %s of layout %s: %w", desc.Digest, l.dir, errdefs.ErrNotFound)
 	}
-	return f, err
+	if err != nil {
+		return nil, fmt.Errorf("open blob of layout: %w", err)
+	}
+	return f, nil
 }
 
 // Referrers implements Fetcher.
@@ -142,7 +148,12 @@ func (l *Layout) Referrers(_ context.Context, subject digest.Digest, artifactTyp
 }
 
 // Push implements Store.
-func (l *Layout) Push(_ context.Context, a *Artifact) error {
+func (l *Layout) Push(ctx context.Context, a *Artifact) error {
+	unlock, err := lockDir(ctx, l.dir)
+	if err != nil {
+		return fmt.Errorf("lock layout %s: %w", l.dir, err)
+	}
+	defer unlock()
 	blobs := map[digest.Digest][]byte{a.Descriptor.Digest: a.Manifest}
 	for d, b := range a.Blobs {
 		blobs[d] = b
@@ -157,8 +168,14 @@ func (l *Layout) Push(_ context.Context, a *Artifact) error {
 	})
 }
 
-// Remove implements Store. The indexes that no other artifact has go with it.
-func (l *Layout) Remove(_ context.Context, _ digest.Digest, artifact ocispec.Descriptor) error {
+// Remove implements Store. The indexes that nothing else in the folder names go
+// with it: an artifact can call anything an index, the image's own layers too.
+func (l *Layout) Remove(ctx context.Context, subject digest.Digest, artifact ocispec.Descriptor) error {
+	unlock, err := lockDir(ctx, l.dir)
+	if err != nil {
+		return fmt.Errorf("lock layout %s: %w", l.dir, err)
+	}
+	defer unlock()
 	if err := l.edit(func(ms []ocispec.Descriptor) []ocispec.Descriptor { return without(ms, artifact.Digest) }); err != nil {
 		return err
 	}
@@ -167,10 +184,8 @@ func (l *Layout) Remove(_ context.Context, _ digest.Digest, artifact ocispec.Des
 		return err
 	}
 	kept := make(map[digest.Digest]bool)
-	for _, d := range list.Manifests {
-		for _, b := range l.indexBlobs(d) {
-			kept[b] = true
-		}
+	if !l.reach(append(list.Manifests, ocispec.Descriptor{Digest: subject}), kept) {
+		return nil // too many to be sure: a file too much does no harm
 	}
 	for _, b := range append(l.indexBlobs(artifact), artifact.Digest) {
 		if kept[b] {
@@ -181,6 +196,43 @@ func (l *Layout) Remove(_ context.Context, _ digest.Digest, artifact ocispec.Des
 		}
 	}
 	return nil
+}
+
+// maxReach bounds the manifests that are read to learn what a folder needs.
+const maxReach = 4096
+
+// reach adds what the manifests name, and what those do. It reports whether that
+// is everything.
+func (l *Layout) reach(todo []ocispec.Descriptor, kept map[digest.Digest]bool) bool {
+	for n := 0; len(todo) > 0; n++ {
+		if n == maxReach {
+			return false
+		}
+		d := todo[len(todo)-1].Digest
+		todo = todo[:len(todo)-1]
+		if d.Validate() != nil {
+			continue
+		}
+		kept[d] = true
+		b, err := readFile(l.blobPath(d), maxManifest)
+		var m struct {
+			ocispec.Manifest
+			Manifests []ocispec.Descriptor `json:"manifests"`
+		}
+		if err != nil || json.Unmarshal(b, &m) != nil {
+			continue // it names nothing that could be found
+		}
+		kept[m.Config.Digest] = true
+		for _, x := range m.Layers {
+			kept[x.Digest] = true
+		}
+		for _, x := range m.Manifests {
+			if !kept[x.Digest] {
+				todo = append(todo, x)
+			}
+		}
+	}
+	return true
 }
 
 // indexBlobs lists the indexes of an artifact.
@@ -231,36 +283,4 @@ func (l *Layout) edit(change func([]ocispec.Descriptor) []ocispec.Descriptor) er
 
 func (l *Layout) blobPath(d digest.Digest) string {
 	return filepath.Join(l.dir, ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
-}
-
-// readFile reads a file of at most limit bytes.
-func readFile(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(b)) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
-	}
-	return b, err
-}
-
-// writeFile puts a whole file in place, or nothing.
-func writeFile(path string, b []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".firstlight-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(b)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
