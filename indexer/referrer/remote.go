@@ -27,12 +27,8 @@ import (
 	"github.com/firstlight-dev/firstlight/indexer/index"
 )
 
-const (
-	// headerTimeout bounds the wait for a registry's answer, idleTimeout that for
-	// more of a blob.
-	headerTimeout = 30 * time.Second
-	idleTimeout   = time.Minute
-)
+// headerTimeout bounds the wait for a registry's answer.
+const headerTimeout = 30 * time.Second
 
 // ErrUnauthorized means that the registry wants other credentials.
 var ErrUnauthorized = errdefs.ErrUnauthenticated
@@ -62,7 +58,7 @@ func NewRemote(repo name.Repository) *Remote {
 	t.DisableCompression = true // a blob is what it is, whatever a proxy thinks
 	return &Remote{repo: repo, options: []remote.Option{
 		remote.WithAuthFromKeychain(authn.DefaultKeychain),
-		remote.WithTransport(t),
+		remote.WithTransport(&deadlines{base: t, idle: idleTimeout}),
 		remote.WithUserAgent("firstlight"),
 	}}
 }
@@ -91,15 +87,13 @@ func (r *Remote) reference(ref string) name.Reference {
 
 // Blob implements Fetcher. Reading fails when nothing arrives for a minute.
 func (r *Remote) Blob(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	l, err := remote.Layer(r.repo.Digest(desc.Digest.String()), r.with(ctx)...)
 	if err == nil {
 		var body io.ReadCloser
 		if body, err = l.Compressed(); err == nil {
-			return newIdleReader(ctx, body, cancel), nil
+			return body, nil
 		}
 	}
-	cancel(nil)
 	return nil, r.explain("get blob "+desc.Digest.String(), err)
 }
 
@@ -219,34 +213,3 @@ type rawManifest struct {
 
 func (m rawManifest) RawManifest() ([]byte, error)        { return bytes.Clone(m.raw), nil }
 func (m rawManifest) MediaType() (types.MediaType, error) { return types.MediaType(m.mediaType), nil }
-
-// errIdle is the reason a download was given up.
-var errIdle = fmt.Errorf("the registry sent nothing for %s", idleTimeout)
-
-// idleReader cancels a download that stands still.
-type idleReader struct {
-	body   io.ReadCloser
-	ctx    context.Context //nolint:containedctx // its cause is the error to report
-	cancel context.CancelCauseFunc
-	timer  *time.Timer
-}
-
-func newIdleReader(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFunc) *idleReader {
-	return &idleReader{body: body, ctx: ctx, cancel: cancel, timer: time.AfterFunc(idleTimeout, func() { cancel(errIdle) })}
-}
-
-func (r *idleReader) Read(p []byte) (int, error) {
-	r.timer.Reset(idleTimeout)
-	n, err := r.body.Read(p)
-	if cause := context.Cause(r.ctx); err != nil && errors.Is(cause, errIdle) {
-		err = cause
-	}
-	return n, err
-}
-
-func (r *idleReader) Close() error {
-	r.timer.Stop()
-	err := r.body.Close()
-	r.cancel(nil)
-	return err
-}
