@@ -7,14 +7,21 @@ import (
 	"time"
 )
 
-// body is a response body whose every read has a deadline. Cancelling the
-// request's context is what ends a read that hangs.
+// minRate is what a body must come at, in bytes a second: a host that sends a byte
+// now and then is as good as silent, but would occupy whoever waits for it.
+const minRate = 1 << 10
+
+// body is a response body whose every read has a deadline, and all of them together:
+// the stall deadline and what the bytes so far take at minRate. Time in which nobody reads does
+// not count. Cancelling the request's context is what ends a read that hangs.
 type body struct {
 	ctx    context.Context //nolint:containedctx // of this one response, to tell why it ended
 	cancel context.CancelCauseFunc
 	rc     io.ReadCloser
 	stall  time.Duration
 	timer  *time.Timer
+	waited time.Duration // in Read
+	got    int64
 }
 
 func newBody(ctx context.Context, cancel context.CancelCauseFunc, rc io.ReadCloser, stall time.Duration) *body {
@@ -24,9 +31,15 @@ func newBody(ctx context.Context, cancel context.CancelCauseFunc, rc io.ReadClos
 }
 
 func (b *body) Read(p []byte) (int, error) {
+	start := time.Now()
 	b.timer.Reset(b.stall)
 	n, err := b.rc.Read(p)
 	b.timer.Stop()
+	b.waited += time.Since(start)
+	b.got += int64(n)
+	if b.waited > b.stall+time.Duration(b.got)*(time.Second/minRate) {
+		b.cancel(errStall) // the next read fails
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		if c := context.Cause(b.ctx); c != nil {
 			err = c

@@ -90,6 +90,20 @@ func TestReadRange(t *testing.T) {
 	}
 }
 
+// drip sends a byte now and then for as long as anybody reads: never silent, never done.
+func drip(w http.ResponseWriter, r *http.Request) bool {
+	for range 2000 {
+		_, _ = w.Write([]byte("x"))
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+			return true
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return true
+}
+
 // TestBadAnswers: each way a registry can fail has a kind, and an error that
 // names host and layer and says what to do.
 func TestBadAnswers(t *testing.T) {
@@ -143,6 +157,16 @@ func TestBadAnswers(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			return registrytest.BlackHole(w, r)
 		}, ErrTimeout, false},
+		"drips": {func(w http.ResponseWriter, r *http.Request) bool {
+			w.Header().Set("Content-Range", right)
+			w.Header().Set("Content-Length", fmt.Sprint(n))
+			w.WriteHeader(http.StatusPartialContent)
+			return drip(w, r)
+		}, ErrTimeout, false},
+		"drips an error page": {func(w http.ResponseWriter, r *http.Request) bool {
+			w.WriteHeader(http.StatusForbidden)
+			return drip(w, r)
+		}, ErrForbidden, true},
 		"redirect loop": {func(w http.ResponseWriter, r *http.Request) bool {
 			http.Redirect(w, r, r.URL.String(), http.StatusTemporaryRedirect)
 			return true
