@@ -36,7 +36,7 @@ type Observer interface {
 type Batch struct {
 	Store    referrer.Store
 	Images   []image.Image
-	Jobs     int // layers at a time; each takes some 60 MiB, 100 if it is zstd
+	Jobs     int // layers at a time; each takes some 60 MiB, 200 if it is zstd, 600 if with a long window
 	Observer Observer
 }
 

@@ -243,49 +243,49 @@ var errOffset = errors.New("a match reads what is not there")
 
 // sequences decodes n sequences and copies literals and matches.
 func (d *decoder) sequences(n int, lit, in []byte, limit int) error {
-	var r bitReader
-	if !r.start(in) {
+	var r sequenceReader
+	if !r.start(in, &d.tables) {
 		return fmt.Errorf("%w: no end mark behind sequences", ErrCorrupt)
 	}
-	tl, to, tm := &d.tables[litLen], &d.tables[offset], &d.tables[matchLen]
-	ls, os, ms := tl.entries[r.take(tl.log)], to.entries[r.take(to.log)], tm.entries[r.take(tm.log)]
-	end := d.pos + limit
+	out, pos, low := d.out, d.pos, d.low
+	end := pos + limit
 	for i := n - 1; ; i-- {
-		value := os.base + uint32(r.take(os.extra))
-		ml := int(ms.base) + int(r.take(ms.extra))
-		ll := int(ls.base) + int(r.take(ls.extra))
+		value, ll, ml := r.values()
 		off := d.distance(value, ll)
-		if ll > len(lit) || d.pos+ll+ml > end {
+		if ll > len(lit) || pos+ll+ml > end {
 			return fmt.Errorf("%w: block of more than %d bytes", ErrCorrupt, limit)
 		}
 		if ll <= 16 {
-			// literals have slack behind them, and so has out
-			copy16(d.out[d.pos:], lit)
+			copy16(out[pos:], lit) // both have slack
 		} else {
-			copy(d.out[d.pos:], lit[:ll])
+			copy(out[pos:], lit[:ll])
 		}
 		lit = lit[ll:]
-		d.pos += ll
-		if err := d.match(off, ml); err != nil {
-			return err
+		pos += ll
+		switch src := pos - off; {
+		case off < ml || src < low || off > d.window:
+			d.pos = pos
+			if err := d.match(off, ml); err != nil {
+				return err
+			}
+		case ml <= 16 && off >= 16:
+			copy16(out[pos:], out[src:])
+		default:
+			copy(out[pos:pos+ml], out[src:])
 		}
-		if i == 0 {
+		pos += ml
+		if i == 0 || r.bits.pos < 0 {
 			break
 		}
-		ls = tl.entries[(uint64(ls.next)+r.take(ls.bits))&(1<<maxLog-1)]
-		ms = tm.entries[(uint64(ms.next)+r.take(ms.bits))&(1<<maxLog-1)]
-		os = to.entries[(uint64(os.next)+r.take(os.bits))&(1<<maxLog-1)]
-		if r.pos < 0 {
-			break
-		}
+		r.advance()
 	}
-	if r.pos != 0 {
+	if r.bits.pos != 0 {
 		return fmt.Errorf("%w: sequences do not end with their bits", ErrCorrupt)
 	}
-	if d.pos+len(lit) > end {
+	if pos+len(lit) > end {
 		return fmt.Errorf("%w: block of more than %d bytes", ErrCorrupt, limit)
 	}
-	d.pos += copy(d.out[d.pos:], lit)
+	d.pos = pos + copy(out[pos:], lit)
 	return nil
 }
 
@@ -316,7 +316,7 @@ func (d *decoder) distance(value uint32, ll int) int {
 	return int(d.reps[0])
 }
 
-// match appends ml bytes from off before.
+// match appends ml bytes from off before: any match that is not plain.
 func (d *decoder) match(off, ml int) error {
 	if off == 0 || off > d.window {
 		return fmt.Errorf("%w: distance of a match", ErrCorrupt)
@@ -330,15 +330,8 @@ func (d *decoder) match(off, ml int) error {
 		d.pos += n
 		ml -= n
 		src += n
-		if ml == 0 {
-			return nil
-		}
 	}
-	if ml <= 16 && off >= 16 {
-		copy16(d.out[d.pos:], d.out[src:])
-		d.pos += ml
-		return nil
-	}
+	// It may read what it writes: each turn doubles what is there to read.
 	for to := d.pos + ml; d.pos < to; {
 		d.pos += copy(d.out[d.pos:to], d.out[src:d.pos])
 	}

@@ -47,6 +47,9 @@ type Splitter struct {
 	Emit func(Piece) error
 }
 
+// maxFree bounds how much room a splitter has beyond what it must keep.
+const maxFree = 32 << 20
+
 // split is the state of a run.
 type split struct {
 	*Splitter
@@ -270,10 +273,13 @@ func (s *split) room() {
 	keep := max(min(s.start-s.reach, d.pos-d.window), 0)
 	held := d.pos - keep
 	out := d.out
-	// Half of a buffer may be kept, so that a byte moves once or so. Growing by
-	// doubling keeps small layers cheap whatever window they ask for.
-	if most := max(d.window, s.reach) + 2*s.MaxSpacing + 4*maxBlock; 2*held >= len(out) && len(out) < 2*most {
-		out = make([]byte, min(2*most, 2*held+s.MaxSpacing+4*maxBlock))
+	// As much as is kept is free, so that a byte moves once or so; less of it
+	// where that is much. Growing by doubling keeps small layers cheap whatever
+	// window they ask for.
+	most := max(d.window, s.reach) + 2*s.MaxSpacing + 4*maxBlock
+	most += min(most, maxFree)
+	if free := len(out) - held; free < min(held, maxFree) && len(out) < most || free < maxBlock+slack {
+		out = make([]byte, min(most, 2*held+s.MaxSpacing+4*maxBlock))
 	}
 	copy(out, d.out[keep:d.pos])
 	d.out = out
