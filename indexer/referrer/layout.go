@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
+	"github.com/firstlight-dev/firstlight/indexer/profile"
 )
 
 // maxLayoutIndex bounds index.json of a layout.
@@ -97,7 +98,7 @@ func pick(all []ocispec.Descriptor, ref string) (ocispec.Descriptor, error) {
 		if ref != "" && m.Annotations[ocispec.AnnotationRefName] == ref {
 			return m, nil
 		}
-		if m.ArtifactType != index.ArtifactType {
+		if !isOurs(m) {
 			images = append(images, m)
 		}
 	}
@@ -135,7 +136,7 @@ func (l *Layout) Referrers(_ context.Context, subject digest.Digest, artifactTyp
 	}
 	var ds []ocispec.Descriptor
 	for _, d := range list.Manifests {
-		if d.ArtifactType != artifactType || d.Digest.Validate() != nil {
+		if artifactType != "" && d.ArtifactType != artifactType || d.Digest.Validate() != nil {
 			continue
 		}
 		b, err := readFile(l.blobPath(d.Digest), maxManifest)
@@ -168,8 +169,9 @@ func (l *Layout) Push(ctx context.Context, a *Artifact) error {
 	})
 }
 
-// Remove implements Store. The indexes that nothing else in the folder names go
-// with it: an artifact can call anything an index, the image's own layers too.
+// Remove implements Store. The indexes or the profile that nothing else in the
+// folder names go with it: an artifact can call anything an index, the image's own
+// layers too.
 func (l *Layout) Remove(ctx context.Context, subject digest.Digest, artifact ocispec.Descriptor) error {
 	unlock, err := lockDir(ctx, l.dir)
 	if err != nil {
@@ -187,7 +189,7 @@ func (l *Layout) Remove(ctx context.Context, subject digest.Digest, artifact oci
 	if !l.reach(append(list.Manifests, ocispec.Descriptor{Digest: subject}), kept) {
 		return nil // too many to be sure: a file too much does no harm
 	}
-	for _, b := range append(l.indexBlobs(artifact), artifact.Digest) {
+	for _, b := range append(l.artifactBlobs(artifact), artifact.Digest) {
 		if kept[b] {
 			continue
 		}
@@ -235,9 +237,14 @@ func (l *Layout) reach(todo []ocispec.Descriptor, kept map[digest.Digest]bool) b
 	return true
 }
 
-// indexBlobs lists the indexes of an artifact.
-func (l *Layout) indexBlobs(d ocispec.Descriptor) (blobs []digest.Digest) {
-	if d.ArtifactType != index.ArtifactType || d.Digest.Validate() != nil {
+// isOurs tells artifacts from images.
+func isOurs(d ocispec.Descriptor) bool {
+	return d.ArtifactType == index.ArtifactType || d.ArtifactType == profile.ArtifactType
+}
+
+// artifactBlobs lists the indexes, or the profile, of an artifact.
+func (l *Layout) artifactBlobs(d ocispec.Descriptor) (blobs []digest.Digest) {
+	if !isOurs(d) || d.Digest.Validate() != nil {
 		return nil
 	}
 	b, err := readFile(l.blobPath(d.Digest), maxManifest)
@@ -246,7 +253,7 @@ func (l *Layout) indexBlobs(d ocispec.Descriptor) (blobs []digest.Digest) {
 		return nil
 	}
 	for _, x := range m.Layers {
-		if x.MediaType == index.LayerMediaType && x.Digest.Validate() == nil {
+		if (x.MediaType == index.LayerMediaType || x.MediaType == profile.MediaType) && x.Digest.Validate() == nil {
 			blobs = append(blobs, x.Digest)
 		}
 	}

@@ -1,4 +1,4 @@
-// Package referrer keeps layer indexes in a registry, or an OCI layout folder,
+// Package referrer keeps layer indexes and access profiles in a registry, or an OCI layout folder,
 // beside the image they belong to.
 //
 // An artifact manifest of type index.ArtifactType refers to an image manifest by
@@ -29,6 +29,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/firstlight-dev/firstlight/indexer/index"
+	"github.com/firstlight-dev/firstlight/indexer/profile"
 )
 
 // Limits on what a registry may make us read.
@@ -66,19 +67,23 @@ func FallbackTag(subject digest.Digest) string {
 type Set struct {
 	// Artifacts are the manifests the indexes come from, in order of digest.
 	Artifacts []ocispec.Descriptor
-	layers    map[digest.Digest]ocispec.Descriptor
+	// Others are the referrers that can be something else of ours, for Profiles.
+	// They come with the same answer of the registry.
+	Others []ocispec.Descriptor
+	layers map[digest.Digest]ocispec.Descriptor
 }
 
 // Find looks for the indexes of an image manifest. The error is ErrNotFound if
 // there are none.
 func Find(ctx context.Context, f Fetcher, subject digest.Digest) (*Set, error) {
-	list, err := f.Referrers(ctx, subject, index.ArtifactType)
+	// Of every type, so that one round trip finds access profiles as well.
+	all, err := f.Referrers(ctx, subject, "")
 	if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 		return nil, fmt.Errorf("list referrers of %s: %w", subject, err)
 	}
-	list = candidates(list)
-	s := &Set{layers: make(map[digest.Digest]ocispec.Descriptor)}
-	for _, d := range list[:min(len(list), maxArtifacts)] {
+	list := candidates(all, index.ArtifactType)
+	s := &Set{Others: candidates(all, profile.ArtifactType), layers: make(map[digest.Digest]ocispec.Descriptor)}
+	for _, d := range list {
 		if err := s.add(ctx, f, d, subject); err != nil {
 			return nil, fmt.Errorf("read index artifact %s: %w", d.Digest, err)
 		}
@@ -89,43 +94,52 @@ func Find(ctx context.Context, f Fetcher, subject digest.Digest) (*Set, error) {
 	return s, nil
 }
 
-// candidates are the referrers that can be ours, in an order that does not depend
-// on the list's. Some registries list a manifest by its configuration's media
-// type, or by none; what it is shows when it is read.
-func candidates(list []ocispec.Descriptor) []ocispec.Descriptor {
+// candidates are the referrers that can be of a type, in an order that does not
+// depend on the list's. Some registries list a manifest by its configuration's
+// media type, or by none; what it is shows when it is read.
+func candidates(list []ocispec.Descriptor, artifactType string) []ocispec.Descriptor {
 	list = slices.DeleteFunc(slices.Clone(list), func(d ocispec.Descriptor) bool {
-		return d.ArtifactType != index.ArtifactType && d.ArtifactType != ocispec.MediaTypeEmptyJSON && d.ArtifactType != ""
+		return d.ArtifactType != artifactType && d.ArtifactType != ocispec.MediaTypeEmptyJSON && d.ArtifactType != ""
 	})
 	slices.SortFunc(list, func(a, b ocispec.Descriptor) int {
 		switch {
-		case (a.ArtifactType == index.ArtifactType) == (b.ArtifactType == index.ArtifactType):
+		case (a.ArtifactType == artifactType) == (b.ArtifactType == artifactType):
 			return strings.Compare(string(a.Digest), string(b.Digest))
-		case a.ArtifactType == index.ArtifactType:
+		case a.ArtifactType == artifactType:
 			return -1
 		}
 		return 1
 	})
-	return list
+	return list[:min(len(list), maxArtifacts)]
+}
+
+// manifest reads an artifact manifest that a list of referrers named.
+func manifest(ctx context.Context, f Fetcher, d ocispec.Descriptor) (*ocispec.Manifest, error) {
+	if err := d.Digest.Validate(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrContent, err)
+	}
+	_, raw, err := f.Manifest(ctx, d.Digest.String())
+	if err != nil {
+		return nil, err
+	}
+	if len(raw) > maxManifest || d.Digest.Algorithm().FromBytes(raw) != d.Digest {
+		return nil, fmt.Errorf("%w: manifest %s", ErrContent, d.Digest)
+	}
+	var m ocispec.Manifest
+	if err := json.Unmarshal(raw, &m); err != nil {
+		return nil, fmt.Errorf("%w: manifest %s: %w", ErrContent, d.Digest, err)
+	}
+	return &m, nil
 }
 
 // add reads an artifact manifest into the set.
 func (s *Set) add(ctx context.Context, f Fetcher, d ocispec.Descriptor, subject digest.Digest) error {
-	if err := d.Digest.Validate(); err != nil {
-		return fmt.Errorf("%w: %w", ErrContent, err)
-	}
-	_, raw, err := f.Manifest(ctx, d.Digest.String())
+	m, err := manifest(ctx, f, d)
 	if errors.Is(err, errdefs.ErrNotFound) {
 		return nil // removed since the list was made
 	}
 	if err != nil {
 		return err
-	}
-	if len(raw) > maxManifest || d.Digest.Algorithm().FromBytes(raw) != d.Digest {
-		return fmt.Errorf("%w: manifest %s", ErrContent, d.Digest)
-	}
-	var m ocispec.Manifest
-	if err := json.Unmarshal(raw, &m); err != nil {
-		return fmt.Errorf("%w: manifest %s: %w", ErrContent, d.Digest, err)
 	}
 	if m.ArtifactType != index.ArtifactType || m.Subject == nil || m.Subject.Digest != subject {
 		return nil // not an index of this image, whatever the list says

@@ -130,7 +130,7 @@ func (r *Remote) Push(ctx context.Context, a *Artifact) error {
 	}
 	ref := r.repo.Digest(a.Descriptor.Digest.String())
 	if err := remote.Put(ref, rawManifest{a.Manifest, a.Descriptor.MediaType}, r.with(ctx)...); err != nil {
-		return r.explain("push index artifact "+a.Descriptor.Digest.String(), err)
+		return r.explain("push artifact "+a.Descriptor.Digest.String(), err)
 	}
 	return nil
 }
@@ -146,7 +146,7 @@ func (r *Remote) Remove(ctx context.Context, subject digest.Digest, artifact oci
 		return nil
 	}
 	if err != nil {
-		return r.explain("delete index artifact "+artifact.Digest.String(), err)
+		return r.explain("delete artifact "+artifact.Digest.String(), err)
 	}
 	return nil
 }
