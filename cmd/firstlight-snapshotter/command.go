@@ -88,6 +88,7 @@ type options struct {
 	file      string
 	flags     daemon.Config
 	fillAfter time.Duration
+	quiet     time.Duration
 }
 
 func (o *options) register(f *pflag.FlagSet) {
@@ -105,6 +106,9 @@ func (o *options) register(f *pflag.FlagSet) {
 	f.DurationVar(&o.fillAfter, "fill-after", time.Duration(d.FillAfter), "when to fetch the rest of a layer; negative for never")
 	f.TextVar(&o.flags.Cache.MaxBytes, "cache-max-bytes", d.Cache.MaxBytes, "most that fetched layers may occupy, as 100GB or 50%; 0 for no bound but --cache-min-free")
 	f.TextVar(&o.flags.Cache.MinFree, "cache-min-free", d.Cache.MinFree, "what fetched layers leave free of the file system, as 20GB or 10%")
+	f.BoolVar(&o.flags.Profiles.Record, "profiles-record", d.Profiles.Record, "record what starts of images without an access profile read")
+	f.BoolVar(&o.flags.Profiles.Replay, "profiles-replay", d.Profiles.Replay, "fetch ahead what an image's access profile says")
+	f.DurationVar(&o.quiet, "profiles-quiet", time.Duration(d.Profiles.Quiet), "a start is over when nothing new is read for this long")
 	f.StringVar(&o.flags.LogLevel, "log-level", d.LogLevel, "debug, info, warn or error")
 }
 
@@ -129,6 +133,9 @@ func (o *options) load(f *pflag.FlagSet) (daemon.Config, *slog.Logger, error) {
 		"fill-after":         func() { cfg.FillAfter = daemon.Duration(o.fillAfter) },
 		"cache-max-bytes":    func() { cfg.Cache.MaxBytes = o.flags.Cache.MaxBytes },
 		"cache-min-free":     func() { cfg.Cache.MinFree = o.flags.Cache.MinFree },
+		"profiles-record":    func() { cfg.Profiles.Record = o.flags.Profiles.Record },
+		"profiles-replay":    func() { cfg.Profiles.Replay = o.flags.Profiles.Replay },
+		"profiles-quiet":     func() { cfg.Profiles.Quiet = daemon.Duration(o.quiet) },
 		"log-level":          func() { cfg.LogLevel = o.flags.LogLevel },
 	}
 	f.Visit(func(f *pflag.Flag) {

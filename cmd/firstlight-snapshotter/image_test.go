@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"testing"
 
@@ -216,17 +217,23 @@ func (m *machine) tagReferrer(repo name.Repository, manifest []byte, opts []remo
 	if err := json.Unmarshal(manifest, &parsed); err != nil {
 		m.Fatal(err)
 	}
-	list, err := json.Marshal(ocispec.Index{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
-		Manifests: []ocispec.Descriptor{{
-			MediaType: ocispec.MediaTypeImageManifest, ArtifactType: index.ArtifactType,
-			Digest: digest.FromBytes(manifest), Size: int64(len(manifest)),
-		}},
+	tag := repo.Tag("sha256-" + parsed.Subject.Digest.Encoded())
+	all := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+	if d, err := remote.Get(tag, opts...); err == nil {
+		if err := json.Unmarshal(d.Manifest, &all); err != nil {
+			m.Fatal(err)
+		}
+	}
+	all.Manifests = slices.DeleteFunc(all.Manifests, func(d ocispec.Descriptor) bool { return d.Digest == digest.FromBytes(manifest) })
+	all.Manifests = append(all.Manifests, ocispec.Descriptor{
+		MediaType: ocispec.MediaTypeImageManifest, ArtifactType: parsed.ArtifactType,
+		Digest: digest.FromBytes(manifest), Size: int64(len(manifest)),
 	})
+	list, err := json.Marshal(all)
 	if err != nil {
 		m.Fatal(err)
 	}
-	if err := remote.Put(repo.Tag("sha256-"+parsed.Subject.Digest.Encoded()), rawIndex(list), opts...); err != nil {
+	if err := remote.Put(tag, rawIndex(list), opts...); err != nil {
 		m.Fatal(err)
 	}
 }

@@ -143,7 +143,7 @@ func TestHostileProfile(t *testing.T) {
 	if _, err := found[0].Load(t.Context(), hostile{blob: []byte("something else")}, img.Digest); !errors.Is(err, referrer.ErrContent) {
 		t.Errorf("other content: %v", err)
 	}
-	huge := strings.Replace(string(a.Manifest), `"size":`, `"size":99999999`, -1)
+	huge := strings.ReplaceAll(string(a.Manifest), `"size":`, `"size":99999999`)
 	found, err = referrer.ListProfiles(t.Context(), hostile{manifest: []byte(huge)}, img.Digest)
 	if err != nil || len(found) == 0 {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/layers"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/profiles"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/store"
 	"github.com/firstlight-dev/firstlight/snapshotter/nodeapi"
 )
@@ -25,6 +26,7 @@ type api struct {
 	cache    *cache.Cache
 	layers   *layers.Set
 	book     *account.Book
+	profiles *profiles.Book
 	backend  *containerd
 
 	mu         sync.Mutex
@@ -98,7 +100,7 @@ func (a *api) Images(ctx context.Context) ([]nodeapi.Image, error) {
 	}
 	images := make([]nodeapi.Image, 0, len(recs))
 	for _, r := range recs {
-		im := nodeapi.Image{Ref: r.Ref, Manifest: r.Manifest.String(), PreparedAt: r.PreparedAt, PrepareMS: r.Took.Milliseconds()}
+		im := nodeapi.Image{Ref: r.Ref, Manifest: r.Manifest.String(), PreparedAt: r.PreparedAt, PrepareMS: r.Took.Milliseconds(), Profile: a.profiles.State(r.Manifest)}
 		for _, l := range r.Layers {
 			im.Layers = append(im.Layers, a.layer(l, byID[l.Snapshot]))
 		}
@@ -135,7 +137,8 @@ func (a *api) lazy(d digest.Digest, out nodeapi.Layer) nodeapi.Layer {
 	}
 	out.Verified = state == cache.Complete || state == cache.Proven
 	out.BytesFetched, out.Requests = st.BytesFetched, st.Requests
-	out.OnDemandWaitMS = st.OnDemandWait.Milliseconds()
+	out.OnDemandWaitMS, out.OnDemandReads = st.OnDemandWait.Milliseconds(), st.OnDemandReads
+	out.BytesReplayed = st.BytesReplayed
 	out.Chunks, out.ChunksPresent = st.Chunks, st.ChunksPresent
 	return out
 }

@@ -45,6 +45,7 @@ type Config struct {
 	FillAfter         Duration `toml:"fill_after"`         // before a layer's rest is fetched; negative: never
 	LogLevel          string   `toml:"log_level"`          // debug, info, warn or error
 	Cache             Cache    `toml:"cache"`              // what fetched layers may occupy
+	Profiles          Profiles `toml:"profiles"`           // what starts read
 }
 
 // Cache bounds what fetched layers occupy under Root.
@@ -52,6 +53,13 @@ type Cache struct {
 	MaxBytes Amount `toml:"max_bytes"` // "100GB", or "50%" of the file system; "0" for no bound but the next
 	MinFree  Amount `toml:"min_free"`  // left to others, in the same ways
 	LowWater Amount `toml:"low_water"` // of the room, what eviction leaves, in percent
+}
+
+// Profiles says what is done with access profiles.
+type Profiles struct {
+	Record bool     `toml:"record"` // starts of images without a profile
+	Replay bool     `toml:"replay"` // what an earlier start read, at the next one
+	Quiet  Duration `toml:"quiet"`  // a start is over when nothing new is read for this long
 }
 
 // Duration is a time.Duration that a file writes as "30s".
@@ -82,7 +90,8 @@ func Default() Config {
 		LogLevel:          "info",
 		// Less than the 15 % at which kubelet begins to delete images would only
 		// help when it has not.
-		Cache: Cache{MinFree: Amount{Percent: 10}, LowWater: Amount{Percent: 90}},
+		Cache:    Cache{MinFree: Amount{Percent: 10}, LowWater: Amount{Percent: 90}},
+		Profiles: Profiles{Record: true, Replay: true, Quiet: Duration(30 * time.Second)},
 	}
 }
 
@@ -129,6 +138,9 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("mode: %q is not auto, erofs or fuse", c.Mode))
 	}
 	errs = append(errs, c.Cache.validate())
+	if c.Profiles.Quiet <= 0 {
+		errs = append(errs, fmt.Errorf("profiles.quiet: %s is no time to wait", time.Duration(c.Profiles.Quiet)))
+	}
 	if _, err := c.Level(); err != nil {
 		errs = append(errs, err)
 	}

@@ -44,11 +44,13 @@ func TestLoad(t *testing.T) {
 	want := daemon.Default()
 	want.Root, want.Mode, want.FillAfter = "/srv/fl", "fuse", daemon.Duration(90*time.Second)
 	want.Cache.MaxBytes, want.Cache.MinFree = daemon.Amount{Bytes: 50e9}, daemon.Amount{Percent: 7.5}
+	want.Profiles.Record = false
 	for _, tc := range []struct {
 		name, file, err string
 	}{
-		{name: "some keys", file: "root = '/srv/fl'\nmode = 'fuse'\nfill_after = '1m30s'\n[cache]\nmax_bytes = '50GB'\nmin_free = '7.5%'\n"},
+		{name: "some keys", file: "root = '/srv/fl'\nmode = 'fuse'\nfill_after = '1m30s'\n[cache]\nmax_bytes = '50GB'\nmin_free = '7.5%'\n[profiles]\nrecord = false\n"},
 		{name: "unknown key", file: "rooot = '/srv/fl'\n", err: "rooot"},
+		{name: "unknown key of a table", file: "[profiles]\npush = true\n", err: "push"},
 		{name: "wrong type", file: "root = 3\n", err: "root"},
 		{name: "not TOML", file: "root: /srv/fl\n", err: "configuration"},
 		{name: "no duration", file: "fill_after = 'soon'\n", err: "fill_after"},
@@ -88,6 +90,7 @@ func TestValidate(t *testing.T) {
 		"max_bytes": func(c *daemon.Config) { c.Cache.MaxBytes.Bytes = 1000 },
 		"min_free":  func(c *daemon.Config) { c.Cache.MinFree.Percent = 99 },
 		"low_water": func(c *daemon.Config) { c.Cache.LowWater = daemon.Amount{Bytes: 50} },
+		"quiet":     func(c *daemon.Config) { c.Profiles.Quiet = 0 },
 	} {
 		c := daemon.Default()
 		change(&c)

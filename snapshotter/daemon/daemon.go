@@ -43,6 +43,7 @@ import (
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/keeper"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/layers"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/lazy"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/profiles"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/store"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/supply"
@@ -65,6 +66,7 @@ type worker struct {
 	layers   *layers.Set
 	backend  *containerd
 	pulls    *imageservice.Ring
+	profiles *profiles.Book
 	supplier *supply.Service
 	snap     *snapshotter.Snapshotter
 	api      *api
@@ -209,8 +211,16 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 		return err
 	}
 	w.api.layers = w.layers
+	w.profiles, err = profiles.Open(ctx, profiles.Config{
+		Dir: filepath.Join(w.cfg.Root, "profiles"), Record: w.cfg.Profiles.Record, Replay: w.cfg.Profiles.Replay,
+		Quiet: time.Duration(w.cfg.Profiles.Quiet), Watch: w.layers.Watch, Log: w.log,
+	})
+	if err != nil {
+		return err
+	}
+	w.api.profiles = w.profiles
 	w.supplier, err = supply.New(ctx, supply.Config{
-		Disabled: disabled, Content: w.backend, Layers: w.layers, Store: w.store,
+		Disabled: disabled, Content: w.backend, Layers: w.layers, Store: w.store, Profiles: w.profiles,
 		Repository: func(ref string) (supply.Repository, error) { return reg.Repository(ref) },
 		Dir:        filepath.Join(w.cfg.Root, "unpack"), Log: w.log,
 	})
@@ -275,6 +285,9 @@ func (w *worker) close() error {
 	}
 	if w.supplier != nil {
 		errs = append(errs, w.supplier.Close())
+	}
+	if w.profiles != nil {
+		errs = append(errs, w.profiles.Close())
 	}
 	if w.layers != nil {
 		errs = append(errs, w.layers.Close())

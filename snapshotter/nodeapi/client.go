@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 )
 
@@ -93,6 +94,52 @@ func (c *Client) Warm(ctx context.Context, req WarmRequest, report func(Progress
 			}
 		}
 	})
+}
+
+// Profiles returns the access profiles of the node, and recordings that are on.
+func (c *Client) Profiles(ctx context.Context) ([]Profile, error) {
+	var all []Profile
+	return all, c.get(ctx, "/v1/profiles", &all)
+}
+
+// ProfileBytes returns an image's access profile in its own format. The error is
+// ErrNotFound if there is none.
+func (c *Client) ProfileBytes(ctx context.Context, manifest string) (raw []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	err = c.do(ctx, http.MethodGet, "/v1/profiles/"+url.PathEscape(manifest), nil, func(body io.Reader) (err error) {
+		raw, err = io.ReadAll(body)
+		return err
+	})
+	return raw, err
+}
+
+// RemoveProfiles deletes an image's profiles from the node.
+func (c *Client) RemoveProfiles(ctx context.Context, manifest string) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return c.do(ctx, http.MethodDelete, "/v1/profiles/"+url.PathEscape(manifest), nil, func(io.Reader) error { return nil })
+}
+
+// Record begins to record what an image's start reads. Of an image that is not
+// here the next start is recorded, and the State of the answer says so.
+func (c *Client) Record(ctx context.Context, image string) (Profile, error) {
+	return c.profile(ctx, "record", ProfileRequest{Image: image})
+}
+
+// StopRecording ends the recording of an image. The error is ErrNotFound if none
+// is on.
+func (c *Client) StopRecording(ctx context.Context, req ProfileRequest) (Profile, error) {
+	return c.profile(ctx, "stop", req)
+}
+
+func (c *Client) profile(ctx context.Context, what string, req ProfileRequest) (p Profile, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	err = c.do(ctx, http.MethodPost, "/v1/profiles/"+what, req, func(body io.Reader) error {
+		return json.NewDecoder(body).Decode(&p)
+	})
+	return p, err
 }
 
 func (c *Client) get(ctx context.Context, path string, v any) error {

@@ -6,6 +6,10 @@
 //	GET  /v1/containers  what the reads of each container have cost
 //	POST /v1/evict       take cached bytes away: of a layer, an image, or all
 //	POST /v1/warm        complete an image's layers now; answers a Progress a line
+//	GET  /v1/profiles    access profiles that are kept, and recordings that are on
+//	GET  /v1/profiles/{manifest}  a profile of an image, encoded; DELETE removes all
+//	POST /v1/profiles/record      begin to record an image's start
+//	POST /v1/profiles/stop        end it, and keep the profile
 //	GET  /metrics        sums for Prometheus, without image names
 //
 // An image is named by the reference it was pulled by and by the digest of its
@@ -65,9 +69,10 @@ type Condition struct {
 type Image struct {
 	Ref        string    `json:"ref"`
 	Manifest   string    `json:"manifest"`
-	PreparedAt time.Time `json:"preparedAt"` // when its last layer was ready
-	PrepareMS  int64     `json:"prepareMs"`  // from its first layer asked for to the last ready
-	Layers     []Layer   `json:"layers"`     // lowest first
+	PreparedAt time.Time `json:"preparedAt"`        // when its last layer was ready
+	PrepareMS  int64     `json:"prepareMs"`         // from its first layer asked for to the last ready
+	Profile    string    `json:"profile,omitempty"` // since the worker started: recording, recorded, replaying or replayed
+	Layers     []Layer   `json:"layers"`            // lowest first
 }
 
 // Layer is one layer of an image.
@@ -79,6 +84,8 @@ type Layer struct {
 	BytesFetched   int64  `json:"bytesFetched"` // from registries, since the worker started
 	Requests       int64  `json:"requests"`
 	OnDemandWaitMS int64  `json:"onDemandWaitMs"` // time in which at least one reader waited
+	OnDemandReads  int64  `json:"onDemandReads"`  // reads that had to wait
+	BytesReplayed  int64  `json:"bytesReplayed"`  // the part of BytesFetched that an access profile asked for
 	Chunks         int    `json:"chunks"`
 	ChunksPresent  int    `json:"chunksPresent"`
 	Verified       bool   `json:"verified"` // checked as a whole once, so the index is right; also after an eviction
@@ -136,6 +143,34 @@ type Progress struct {
 	Error         string `json:"error,omitempty"`
 }
 
+// Profile is what one start of an image read, or is reading.
+type Profile struct {
+	Ref      string   `json:"ref,omitempty"` // while a recording is on, or the image is here
+	Manifest string   `json:"manifest"`
+	Command  []string `json:"command,omitempty"`
+	State    string   `json:"state"`            // recording or recorded
+	Reason   string   `json:"reason,omitempty"` // what ended the recording: usable, stopped, quiet or full
+	Layers   int      `json:"layers"`
+	Parts    int      `json:"parts"`
+	Bytes    int64    `json:"bytes"` // unpacked
+}
+
+// States of a Profile.
+const (
+	ProfileRecording = "recording"
+	ProfileRecorded  = "recorded"
+	// ProfileWanted answers a request to record an image that is not here: its
+	// next start is recorded.
+	ProfileWanted = "wanted"
+)
+
+// ProfileRequest asks to begin or to end a recording.
+type ProfileRequest struct {
+	Image   string   `json:"image"`             // its reference, or its manifest's digest
+	Command []string `json:"command,omitempty"` // what runs, if not what the image says
+	Usable  bool     `json:"usable,omitempty"`  // the end: the start has reached its goal
+}
+
 // Totals sums the layers of one image.
 func (im Image) Totals() Layer {
 	var sum Layer
@@ -150,6 +185,8 @@ func (im Image) Totals() Layer {
 		sum.BytesFetched += l.BytesFetched
 		sum.Requests += l.Requests
 		sum.OnDemandWaitMS += l.OnDemandWaitMS
+		sum.OnDemandReads += l.OnDemandReads
+		sum.BytesReplayed += l.BytesReplayed
 		sum.Chunks += l.Chunks
 		sum.ChunksPresent += l.ChunksPresent
 	}

@@ -12,7 +12,7 @@ import (
 // does not have.
 var ErrNotFound = errors.New("not found")
 
-// maxRequest bounds the body of a request: two names.
+// maxRequest bounds the body of a request: a name or two, or a command.
 const maxRequest = 64 << 10
 
 // Source answers the questions of the API.
@@ -27,6 +27,19 @@ type Source interface {
 	// time, until it returns. It must wrap ErrNotFound as Evict does, before the
 	// first report.
 	Warm(ctx context.Context, req WarmRequest, report func(Progress)) error
+}
+
+// ProfileSource is implemented by sources that have access profiles. Its errors
+// must wrap ErrNotFound where there is no such profile or recording.
+type ProfileSource interface {
+	Profiles(ctx context.Context) ([]Profile, error)
+	// ProfileBytes returns an encoded profile of a manifest.
+	ProfileBytes(ctx context.Context, manifest string) ([]byte, error)
+	RemoveProfiles(ctx context.Context, manifest string) error
+	// Record begins a recording, or makes the image's next start begin one.
+	Record(ctx context.Context, req ProfileRequest) (Profile, error)
+	// StopRecording ends one and returns what it made.
+	StopRecording(ctx context.Context, req ProfileRequest) (Profile, error)
 }
 
 // NewHandler serves the API from src; metrics, when not nil, serves /metrics.
@@ -61,10 +74,50 @@ func NewHandler(src Source, metrics http.Handler) http.Handler {
 			warm(w, r, src, req)
 		}
 	})
+	if p, ok := src.(ProfileSource); ok {
+		handleProfiles(mux, p)
+	}
 	if metrics != nil {
 		mux.Handle("GET /metrics", metrics)
 	}
 	return mux
+}
+
+func handleProfiles(mux *http.ServeMux, src ProfileSource) {
+	mux.HandleFunc("GET /v1/profiles", func(w http.ResponseWriter, r *http.Request) {
+		all, err := src.Profiles(r.Context())
+		writeList(w, all, err, "profiles cannot be listed")
+	})
+	mux.HandleFunc("GET /v1/profiles/{manifest}", func(w http.ResponseWriter, r *http.Request) {
+		b, err := src.ProfileBytes(r.Context(), r.PathValue("manifest"))
+		if err != nil {
+			writeProblem(w, err, "profile cannot be read")
+			return
+		}
+		w.Header().Set("Content-Type", "application/octet-stream")
+		_, _ = w.Write(b) // the peer is gone when this fails
+	})
+	mux.HandleFunc("DELETE /v1/profiles/{manifest}", func(w http.ResponseWriter, r *http.Request) {
+		if err := src.RemoveProfiles(r.Context(), r.PathValue("manifest")); err != nil {
+			writeProblem(w, err, "profile is not removed")
+			return
+		}
+		writeJSON(w, http.StatusOK, struct{}{})
+	})
+	for path, do := range map[string]func(context.Context, ProfileRequest) (Profile, error){"record": src.Record, "stop": src.StopRecording} {
+		mux.HandleFunc("POST /v1/profiles/"+path, func(w http.ResponseWriter, r *http.Request) {
+			var req ProfileRequest
+			if !readJSON(w, r, &req) {
+				return
+			}
+			p, err := do(r.Context(), req)
+			if err != nil {
+				writeProblem(w, err, path+" had no effect")
+				return
+			}
+			writeJSON(w, http.StatusOK, p)
+		})
+	}
 }
 
 // warm answers a line for each report, the last with Done or Error.

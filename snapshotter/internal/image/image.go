@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -38,7 +39,8 @@ var ErrInvalid = errors.New("invalid image")
 // Image is one image for one platform.
 type Image struct {
 	Manifest digest.Digest
-	Layers   []Layer // lowest first
+	Command  []string // entrypoint and arguments that its configuration names
+	Layers   []Layer  // lowest first
 }
 
 // Layer is one layer in its place.
@@ -62,6 +64,9 @@ func Load(ctx context.Context, store Store, manifest digest.Digest) (*Image, err
 	}
 	var config struct {
 		RootFS ocispec.RootFS `json:"rootfs"`
+		Config struct {
+			Entrypoint, Cmd []string
+		} `json:"config"`
 	}
 	if err := load(ctx, store, m.Config.Digest, &config); err != nil {
 		return nil, fmt.Errorf("read config %s: %w", m.Config.Digest, err)
@@ -70,7 +75,8 @@ func Load(ctx context.Context, store Store, manifest digest.Digest) (*Image, err
 	if err != nil {
 		return nil, fmt.Errorf("manifest %s: %w", manifest, err)
 	}
-	return &Image{Manifest: manifest, Layers: layers}, nil
+	command := slices.Concat(config.Config.Entrypoint, config.Config.Cmd)
+	return &Image{Manifest: manifest, Command: command, Layers: layers}, nil
 }
 
 func load(ctx context.Context, store Store, d digest.Digest, v any) error {

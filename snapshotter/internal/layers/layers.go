@@ -201,6 +201,47 @@ func (h *Handle) Release(ctx context.Context) error {
 	return err
 }
 
+// Join returns a use of a layer if it is open. Its handle cannot be mounted.
+func (s *Set) Join(d digest.Digest) (h *Handle, ok bool) {
+	s.mu.Lock()
+	e := s.entries[d]
+	s.mu.Unlock()
+	if e == nil {
+		return nil, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.layer == nil {
+		return nil, false
+	}
+	s.enter(d)
+	return &Handle{set: s, entry: e, layer: e.layer}, true
+}
+
+// Lazy is the layer, to be read by whoever holds the handle.
+func (h *Handle) Lazy() *lazy.Layer { return h.layer.lazy }
+
+// Watch tells w of the reads of a layer until stop is called, and returns the
+// size of its tar stream. ok is false when the layer is not open.
+func (s *Set) Watch(d digest.Digest, w *lazy.Watcher) (size int64, stop func(), ok bool) {
+	s.mu.Lock()
+	e := s.entries[d]
+	s.mu.Unlock()
+	if e == nil {
+		return 0, nil, false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.layer == nil {
+		return 0, nil, false
+	}
+	return e.layer.lazy.Size(), e.layer.lazy.Watch(w), true
+}
+
+// Replay counts the replay of a profile: until it is done, no layer is filled
+// in the background.
+func (s *Set) Replay() (done func()) { return s.Gate.Replay() }
+
 // Acquire opens the layer, or joins those who have it open. load brings the
 // index when it is not on this node yet.
 func (s *Set) Acquire(ctx context.Context, rec store.Layer, load func(context.Context) (*index.Index, error)) (*Handle, error) {

@@ -60,9 +60,18 @@ func (st *stream) advance(off, n int64, tick int) (from, to int64) {
 	return from, st.end
 }
 
-// lookAhead starts fetching what a sequential reader will want next.
+// lookAhead starts fetching what a sequential reader will want next. A profile
+// knows better: during its replay, and where a reader is at what it fetched,
+// nothing is fetched ahead.
 func (l *Layer) lookAhead(ctx context.Context, off, n int64) {
+	if l.gate.replaying() {
+		return
+	}
 	l.mu.Lock()
+	if l.isReplayed(l.ix.ChunkAt(off)) {
+		l.mu.Unlock()
+		return
+	}
 	from, to := l.streams.note(off, n)
 	l.mu.Unlock()
 	to = min(to, l.ix.Size)

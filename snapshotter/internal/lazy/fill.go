@@ -76,7 +76,7 @@ func (l *Layer) fillOnce(ctx context.Context) error {
 			i++
 			continue
 		}
-		if l.gate.wait(gctx, nil) != nil {
+		if l.gate.wait(gctx, nil, background) != nil {
 			break
 		}
 		first, last := i, l.fillEnd(i)
@@ -129,7 +129,7 @@ func (l *Layer) check(ctx context.Context) error {
 	h := sha256.New()
 	buf := make([]byte, checkBuffer)
 	for off := int64(0); off < l.ix.Size; {
-		if err := l.gate.wait(ctx, nil); err != nil {
+		if err := l.gate.wait(ctx, nil, background); err != nil {
 			return err
 		}
 		n := min(int64(len(buf)), l.ix.Size-off)

@@ -17,19 +17,26 @@ import (
 // stay incomplete for that.
 const patience = 5 * time.Second
 
-// Gate keeps background work back while readers wait, bounds how many chunks
+// Gate keeps less urgent work back while readers wait, bounds how many chunks
 // are decoded at once, and counts for the node. One gate serves all layers of a
 // node.
+//
+// Work in the background stands still while any reader waits, or a profile is
+// replayed. Replay stands still only while bytes that a reader waits for arrive:
+// during the round trip before that the link is idle, and where round trips are
+// long, readers wait nearly always.
 type Gate struct {
 	decode  chan struct{}
 	observe func(time.Duration)
 
 	bytes, requests, failures atomic.Int64
 
-	mu      sync.Mutex
-	readers int                  // that hold the background back
-	open    chan struct{}        // closed while there are none
-	waiting map[*waiter]struct{} // all readers that wait
+	mu        sync.Mutex
+	readers   int                  // that hold others back
+	receiving int                  // requests for readers whose bodies arrive
+	replays   int                  // under way
+	changed   chan struct{}        // closed when one of these becomes 0
+	waiting   map[*waiter]struct{} // all readers that wait
 }
 
 // waiter is a reader that waits.
@@ -51,12 +58,11 @@ func WithWaitObserver(f func(time.Duration)) GateOption { return func(g *Gate) {
 func NewGate(opts ...GateOption) *Gate {
 	g := &Gate{
 		decode: make(chan struct{}, runtime.GOMAXPROCS(0)), observe: func(time.Duration) {},
-		open: make(chan struct{}), waiting: map[*waiter]struct{}{},
+		changed: make(chan struct{}), waiting: map[*waiter]struct{}{},
 	}
 	for _, o := range opts {
 		o(g)
 	}
-	close(g.open)
 	return g
 }
 
@@ -67,9 +73,7 @@ func (g *Gate) enter(l *Layer) (leave func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting[w] = struct{}{}
-	if g.readers++; g.readers == 1 {
-		g.open = make(chan struct{})
-	}
+	g.readers++
 	w.timer = time.AfterFunc(patience, func() {
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -91,24 +95,63 @@ func (g *Gate) release(w *waiter) {
 		return
 	}
 	w.holds = false
-	if g.readers--; g.readers == 0 {
-		close(g.open)
+	g.less(&g.readers)
+}
+
+// less counts down, and wakes those that wait at 0. The caller holds g.mu.
+func (g *Gate) less(n *int) {
+	if *n--; *n == 0 {
+		close(g.changed)
+		g.changed = make(chan struct{})
 	}
 }
 
-// wait returns when no reader waits, or wanted is closed, or with the context's
-// error.
-func (g *Gate) wait(ctx context.Context, wanted <-chan struct{}) error {
-	for {
+// receive counts a body that a reader waits for until the returned function is
+// called.
+func (g *Gate) receive() (done func()) { return g.count(&g.receiving) }
+
+// Replay counts a replay of a profile until the returned function is called.
+func (g *Gate) Replay() (done func()) { return g.count(&g.replays) }
+
+func (g *Gate) count(n *int) (done func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	*n++
+	return func() {
 		g.mu.Lock()
-		open := g.open
-		idle := g.readers == 0
-		g.mu.Unlock()
-		if idle {
+		defer g.mu.Unlock()
+		g.less(n)
+	}
+}
+
+// blocked reports whether work of an urgency has to stand still, and a channel
+// to wait on if so.
+func (g *Gate) blocked(u urgency) (bool, <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if u == replay {
+		return g.readers > 0 && g.receiving > 0, g.changed
+	}
+	return g.readers > 0 || g.replays > 0, g.changed
+}
+
+// replaying reports whether a profile is being replayed.
+func (g *Gate) replaying() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.replays > 0
+}
+
+// wait returns when work of the urgency may go on, or wanted is closed, or with
+// the context's error.
+func (g *Gate) wait(ctx context.Context, wanted <-chan struct{}, u urgency) error {
+	for {
+		blocked, changed := g.blocked(u)
+		if !blocked {
 			return ctx.Err()
 		}
 		select {
-		case <-open:
+		case <-changed:
 		case <-wanted:
 			return nil
 		case <-ctx.Done():

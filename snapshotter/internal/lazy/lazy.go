@@ -4,9 +4,9 @@
 //
 // A Layer is an index, the cached part of the layer, and a source of ranges of
 // its blob. A run is a row of neighbouring missing chunks fetched by one
-// request. A run is on demand when a reader waits for it, ahead when sequential
-// readers are expected to come to it, in the background when it only completes
-// the layer. A Gate is shared by all layers of a node: it keeps background
+// request. A run is on demand when a reader waits for it, replayed when a profile
+// of an earlier start says that it will be read, ahead when sequential readers
+// are expected to come to it, in the background when it only completes the layer. A Gate is shared by all layers of a node: it keeps background
 // work out of the way while any reader waits.
 //
 // # Invariants
@@ -34,6 +34,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -79,6 +80,9 @@ const (
 	// out in part.
 	demandRun = 8 << 20
 	fillRun   = 4 << 20
+	// replayRun is that of one replayed: a reader who needs its end waits for all
+	// of it, and several under way fill a link that has a round trip to pay.
+	replayRun = 4 << 20
 	// maxAhead bounds how far ahead of a sequential reader is fetched.
 	maxAhead = 16 << 20
 	// demandRequests bounds the requests of one layer at a time for readers.
@@ -104,10 +108,14 @@ type Layer struct {
 	stats   counters
 	closing chan struct{}
 
+	watched atomic.Pointer[[]*Watcher]
+
 	mu      sync.Mutex
 	pending map[int]*pending // chunks being fetched
 	streams streams
-	runs    sync.WaitGroup
+	// replayed has a bit for each chunk that a profile asked for.
+	replayed []uint64
+	runs     sync.WaitGroup
 }
 
 // Option changes how a layer is read.
@@ -178,6 +186,7 @@ func (l *Layer) ReadAtContext(ctx context.Context, p []byte, off int64) (int, er
 	if len(p) == 0 {
 		return 0, nil
 	}
+	l.touch(off, int64(len(p)))
 	l.lookAhead(ctx, off, int64(len(p)))
 	if _, err := l.cache.ReadAt(p, off); err == nil {
 		return len(p), eof

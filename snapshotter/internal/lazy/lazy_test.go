@@ -430,7 +430,7 @@ func TestGate(t *testing.T) {
 	g := NewGate()
 	leave, leave2 := g.enter(nil), g.enter(nil)
 	passed := make(chan error, 1)
-	go func() { passed <- g.wait(t.Context(), nil) }()
+	go func() { passed <- g.wait(t.Context(), nil, background) }()
 	leave()
 	select {
 	case <-passed:
@@ -439,7 +439,7 @@ func TestGate(t *testing.T) {
 	}
 	wanted := make(chan struct{})
 	close(wanted)
-	if err := g.wait(t.Context(), wanted); err != nil {
+	if err := g.wait(t.Context(), wanted, background); err != nil {
 		t.Errorf("a run that is wanted is held back: %v", err)
 	}
 	leave2()
@@ -449,8 +449,92 @@ func TestGate(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	defer g.enter(nil)()
-	if err := g.wait(ctx, nil); !errors.Is(err, context.Canceled) {
+	if err := g.wait(ctx, nil, background); !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// TestReplayYields: a replay stands still while bytes that a reader waits for
+// arrive, not during the round trip before; the background stands still for a
+// replay.
+func TestReplayYields(t *testing.T) {
+	g := NewGate()
+	blocked := func(u urgency) bool { b, _ := g.blocked(u); return b }
+	leave := g.enter(nil)
+	if blocked(replay) || !blocked(background) {
+		t.Error("a reader waits for an answer: replay may go on, the background not")
+	}
+	received := g.receive()
+	if !blocked(replay) {
+		t.Error("a reader's bytes arrive: replay may not go on")
+	}
+	passed := make(chan error, 1)
+	go func() { passed <- g.wait(t.Context(), nil, replay) }()
+	leave()
+	if err := <-passed; err != nil {
+		t.Error(err)
+	}
+	received()
+	done := g.Replay()
+	if blocked(replay) || !blocked(background) {
+		t.Error("during a replay, only the background stands still")
+	}
+	done()
+	if blocked(background) {
+		t.Error("the background stands still for nothing")
+	}
+}
+
+// TestPrefetch: what was prefetched is read without a wait, and is counted.
+func TestPrefetch(t *testing.T) {
+	f := newFixture(t, 12<<20, index.Gzip)
+	last := len(f.ix.Chunks)/2 - 1
+	if err := f.layer.Prefetch(t.Context(), 0, last); err != nil {
+		t.Fatal(err)
+	}
+	c := f.ix.Chunks[last]
+	if err := f.read(t.Context(), 0, c.Offset+c.Size); err != nil {
+		t.Fatal(err)
+	}
+	if s := f.layer.Stats(); s.OnDemandReads != 0 || s.BytesReplayed != s.BytesFetched || s.BytesReplayed < c.CompressedOffset {
+		t.Errorf("stats are %+v", s)
+	}
+	// Going through it in order did not make anything be fetched ahead.
+	for off := int64(0); off < c.Offset; off += 64 << 10 {
+		if err := f.read(t.Context(), off, 64<<10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s := f.layer.Stats(); s.Requests != 1 || s.ChunksPresent != last+1 {
+		t.Errorf("after reading in order, stats are %+v", s)
+	}
+	if err := f.layer.Prefetch(t.Context(), 0, len(f.ix.Chunks)); err == nil {
+		t.Error("chunks beyond the end are fetched")
+	}
+}
+
+// TestWatch: a watcher is told of reads while it watches, of whatever is there.
+func TestWatch(t *testing.T) {
+	f := newFixture(t, 1<<20, index.None)
+	var one, two []int64
+	stopOne := f.layer.Watch(&Watcher{Touched: func(off, n int64) { one = append(one, off, n) }})
+	stopTwo := f.layer.Watch(&Watcher{Touched: func(off, n int64) { two = append(two, off, n) }})
+	read := func(off, n int64) {
+		if err := f.read(t.Context(), off, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read(0, 10)
+	read(0, 10)
+	stopOne()
+	read(5, 20)
+	stopTwo()
+	read(6, 1)
+	if d := cmp.Diff([][]int64{{0, 10, 0, 10}, {0, 10, 0, 10, 5, 20}}, [][]int64{one, two}); d != "" {
+		t.Errorf("touched (-want +got):\n%s", d)
+	}
+	if f.layer.watched.Load() != nil {
+		t.Error("a layer that nobody watches still has a list")
 	}
 }
 
@@ -488,7 +572,7 @@ func TestHung(t *testing.T) {
 		defer leave2()
 		<-time.After(patience - time.Second)
 		begun := time.Now()
-		if err := g.wait(t.Context(), nil); err != nil || time.Since(begun) != time.Second {
+		if err := g.wait(t.Context(), nil, background); err != nil || time.Since(begun) != time.Second {
 			t.Errorf("the background waited %v, %v", time.Since(begun), err)
 		}
 		want := []Hung{{Layer: "sha256:x", Origin: "registry.example", Wait: patience + time.Second, New: true}}

@@ -16,6 +16,7 @@ type urgency int
 
 const (
 	demand urgency = iota
+	replay
 	ahead
 	background
 )
@@ -39,6 +40,15 @@ type run struct {
 }
 
 func (r *run) want() { r.once.Do(func() { close(r.wanted) }) }
+
+func (r *run) isWanted() bool {
+	select {
+	case <-r.wanted:
+		return true
+	default:
+		return false
+	}
+}
 
 // want makes sure that every missing chunk of [first, last] is being fetched
 // and returns what to wait for, nil for a chunk that is present.
@@ -75,7 +85,7 @@ func (l *Layer) want(ctx context.Context, first, last int, u urgency) []*pending
 		l.runs.Add(1)
 		// A run outlives the reader that started it: others may wait by now,
 		// and the bytes on the wire are paid for.
-		if u == background {
+		if u == background || u == replay {
 			go l.fetch(ctx, r)
 			continue
 		}
@@ -104,8 +114,12 @@ func (l *Layer) plan(first, last int, u urgency) *run {
 		r.want()
 	}
 	limit := int64(demandRun)
-	if u == background {
+	switch u {
+	case background:
 		limit = fillRun
+	case replay:
+		limit = replayRun
+	case demand, ahead:
 	}
 	start := l.ix.Chunks[first].CompressedOffset
 	for i := first; i <= last; i++ {
@@ -179,12 +193,21 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 		return next, err
 	}
 	defer body.Close()
-	in := &splitter{r: body, pos: start, count: tally{&l.stats.bytes, &l.gate.bytes, reader}}
+	var received func()
+	defer func() {
+		if received != nil {
+			received()
+		}
+	}()
+	in := &splitter{r: body, pos: start, count: l.tally(r.urgency, reader)}
 	for ; next <= r.last; next++ {
-		if r.urgency == background {
-			if err := l.gate.wait(ctx, r.wanted); err != nil {
+		if r.urgency != demand && r.urgency != ahead {
+			if err := l.gate.wait(ctx, r.wanted, r.urgency); err != nil {
 				return next, err
 			}
+		}
+		if received == nil && r.isWanted() {
+			received = l.gate.receive()
 		}
 		c := &l.ix.Chunks[next]
 		b, err := in.next(c.CompressedOffset, c.CompressedSize)
@@ -200,8 +223,12 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 
 // admit waits until a run may begin and returns what ends it.
 func (l *Layer) admit(ctx context.Context, r *run) (leave func(), err error) {
-	if r.urgency == background {
-		return func() {}, l.gate.wait(ctx, r.wanted)
+	switch r.urgency {
+	case background:
+		return func() {}, l.gate.wait(ctx, r.wanted, background)
+	case replay: // whoever replays bounds the requests, across layers
+		return func() {}, nil
+	case demand, ahead:
 	}
 	slots := l.demand
 	if r.urgency == ahead {

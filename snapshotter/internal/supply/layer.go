@@ -78,6 +78,7 @@ type supplied struct {
 	number  int
 	indexed bool
 
+	opened chan struct{} // closed when it is known whether the layer is lazy
 	ready  chan struct{} // closed when one of these is set
 	handle *layers.Handle
 	tree   *pull.Tree
@@ -98,11 +99,15 @@ func (l *supplied) begin(ctx context.Context, repo Repository, set *referrer.Set
 		defer close(l.ready)
 		ctx, cancel := context.WithTimeout(ctx, layerTimeout)
 		defer cancel()
+		var err error
 		if l.indexed {
-			err := l.open(ctx, repo, set)
-			if err == nil {
-				return
-			}
+			err = l.open(ctx, repo, set)
+		}
+		close(l.opened)
+		switch {
+		case l.indexed && err == nil:
+			return
+		case err != nil:
 			s.Log.Warn("index is of no use, the layer is pulled in full", "image", l.plan.key.ref, "layer", l.Digest.String(), "error", err)
 		}
 		l.err = l.pull(ctx, repo)

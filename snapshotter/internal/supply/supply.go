@@ -48,6 +48,7 @@ import (
 	"github.com/firstlight-dev/firstlight/snapshotter"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/image"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/layers"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/profiles"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/store"
 )
@@ -76,7 +77,8 @@ type Repository interface {
 	referrer.Fetcher
 }
 
-// Config is what a Service works with. All fields but Disabled are required.
+// Config is what a Service works with. All fields but Disabled and Profiles are
+// required.
 type Config struct {
 	// Disabled, when not nil, is why nothing is supplied on this node.
 	Disabled error
@@ -86,8 +88,10 @@ type Config struct {
 	Repository func(ref string) (Repository, error)
 	Layers     *layers.Set
 	Store      *store.Store
-	Dir        string // for layers being unpacked; on the snapshots' file system
-	Log        *slog.Logger
+	// Profiles, when not nil, makes starts record and replay what they read.
+	Profiles *profiles.Book
+	Dir      string // for layers being unpacked; on the snapshots' file system
+	Log      *slog.Logger
 }
 
 // Service supplies layers. It is safe for concurrent use.
@@ -286,7 +290,7 @@ func (s *Service) start(ctx context.Context, p *plan, repo Repository, set *refe
 	p.layers = make([]*supplied, len(p.image.Layers))
 	candidate := -1
 	for i := range p.image.Layers {
-		l := &supplied{plan: p, number: i, Layer: p.image.Layers[i], ready: make(chan struct{})}
+		l := &supplied{plan: p, number: i, Layer: p.image.Layers[i], opened: make(chan struct{}), ready: make(chan struct{})}
 		_, l.indexed = set.Layer(l.Digest)
 		if i < p.first {
 			continue
@@ -305,6 +309,7 @@ func (s *Service) start(ctx context.Context, p *plan, repo Repository, set *refe
 	for _, l := range p.layers[p.first:] {
 		l.begin(ctx, repo, set)
 	}
+	s.profile(ctx, p, repo, set)
 	if err := s.probe(ctx, p.key.ref, p.image.Layers[candidate]); err != nil {
 		p.abandon(context.WithoutCancel(ctx))
 		return err
