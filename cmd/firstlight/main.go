@@ -50,6 +50,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(newIndexCommand())
 	root.AddCommand(newNodeCommand())
+	root.AddCommand(newProfileCommand())
 	root.AddCommand(newEnvCommand())
 	root.AddCommand(newSpecCommand())
 	root.AddCommand(newClusterCommand())
