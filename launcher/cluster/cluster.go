@@ -57,6 +57,14 @@ type ImageReader interface {
 	ImageUse(ctx context.Context, env string) (ImageUse, error)
 }
 
+// StartEnder is implemented by clusters whose nodes record what the start of an
+// image reads. EndStart says that the environment's start has reached its goal;
+// command is what it runs, nil for what the image says. Where nothing is
+// recorded it does nothing.
+type StartEnder interface {
+	EndStart(ctx context.Context, env string, command []string) error
+}
+
 // ImageUse counts what was read of a lazily started image.
 type ImageUse struct {
 	BytesFetched int64         `json:"bytesFetched"` // from the registry, compressed

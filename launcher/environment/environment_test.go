@@ -130,6 +130,9 @@ func TestBecomesUsable(t *testing.T) {
 	if e.Status.UsableAt == nil || e.Status.Placement == nil || e.Record.Image == nil {
 		t.Fatalf("status is %+v", e.Status)
 	}
+	if n := l.cluster.StartsEnded(e.ID); n != 1 {
+		t.Errorf("the node was told %d times that the start is over", n)
+	}
 	for _, p := range e.Record.Probes {
 		if p.FirstSuccess.IsZero() || !p.Confirmed {
 			t.Errorf("probe %s: %+v", p.Name, p)

@@ -382,8 +382,10 @@ func (p *prober) round(ctx context.Context) error {
 	return nil
 }
 
-// finish writes down when the environment became usable.
+// finish writes down when the environment became usable. The node is told first:
+// what is read from now on is no part of the start.
 func (p *prober) finish(ctx context.Context) {
+	p.endStart(ctx)
 	var use *cluster.ImageUse
 	if reader, ok := p.c.(cluster.ImageReader); ok {
 		ctx, cancel := context.WithTimeout(ctx, statusAttempt)
@@ -410,6 +412,18 @@ func (p *prober) finish(ctx context.Context) {
 		at := usable.UTC()
 		e.Status.UsableAt = &at
 	})
+}
+
+func (p *prober) endStart(ctx context.Context) {
+	ender, ok := p.c.(cluster.StartEnder)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusAttempt)
+	defer cancel()
+	if err := ender.EndStart(ctx, p.env.ID, p.env.Spec.Command); err != nil {
+		p.r.m.log.Warn("node is not told that the environment is usable", "environment", p.env.ID, "error", err)
+	}
 }
 
 func publicLine(key ssh.PublicKey) string {

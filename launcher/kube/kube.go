@@ -102,6 +102,7 @@ func (w *watched) do(fn func(f *follower)) {
 var (
 	_ cluster.Cluster     = (*Cluster)(nil)
 	_ cluster.ImageReader = (*Cluster)(nil)
+	_ cluster.StartEnder  = (*Cluster)(nil)
 )
 
 // New connects to the cluster and starts watching its own pods. Close ends it.

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -65,24 +66,53 @@ func observed(p *corev1.Pod) cluster.Observed {
 
 // ImageUse implements cluster.ImageReader.
 func (c *Cluster) ImageUse(ctx context.Context, env string) (cluster.ImageUse, error) {
-	if c.node == nil {
-		return cluster.ImageUse{}, fmt.Errorf("no node API can be reached: %w", cluster.ErrNotFound)
-	}
-	pod, err := c.podOf(ctx, env)
+	im, err := c.imageOf(ctx, env)
 	if err != nil {
 		return cluster.ImageUse{}, err
 	}
+	return imageUse(&im), nil
+}
+
+// imageOf asks the snapshotter for the image of an environment. The error is
+// ErrNotFound if it is not lazy there, or there is nobody to ask.
+func (c *Cluster) imageOf(ctx context.Context, env string) (nodeapi.Image, error) {
+	if c.node == nil {
+		return nodeapi.Image{}, fmt.Errorf("no node API can be reached: %w", cluster.ErrNotFound)
+	}
+	pod, err := c.podOf(ctx, env)
+	if err != nil {
+		return nodeapi.Image{}, err
+	}
 	images, err := c.node.Images(ctx)
 	if err != nil {
-		return cluster.ImageUse{}, fmt.Errorf("ask node: %w", err)
+		return nodeapi.Image{}, fmt.Errorf("ask node: %w", err)
 	}
 	_, digest, _ := strings.Cut(pod.Spec.Containers[0].Image, "@")
 	for i := range images {
 		if images[i].Manifest == digest || images[i].Ref == pod.Spec.Containers[0].Image {
-			return imageUse(&images[i]), nil
+			return images[i], nil
 		}
 	}
-	return cluster.ImageUse{}, fmt.Errorf("image of %s is not lazy on its node: %w", env, cluster.ErrNotFound)
+	return nodeapi.Image{}, fmt.Errorf("image of %s is not lazy on its node: %w", env, cluster.ErrNotFound)
+}
+
+// EndStart implements cluster.StartEnder.
+func (c *Cluster) EndStart(ctx context.Context, env string, command []string) error {
+	if c.node == nil {
+		return nil
+	}
+	im, err := c.imageOf(ctx, env)
+	if errors.Is(err, cluster.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = c.node.StopRecording(ctx, nodeapi.ProfileRequest{Image: im.Manifest, Command: command, Usable: true})
+	if errors.Is(err, nodeapi.ErrNotFound) {
+		return nil
+	}
+	return err
 }
 
 func imageUse(im *nodeapi.Image) cluster.ImageUse {

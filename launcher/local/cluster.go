@@ -102,6 +102,7 @@ type Cluster struct {
 var (
 	_ cluster.Cluster     = (*Cluster)(nil)
 	_ cluster.ImageReader = (*Cluster)(nil)
+	_ cluster.StartEnder  = (*Cluster)(nil)
 )
 
 // New connects to containerd and finds what runs there already.

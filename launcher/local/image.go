@@ -245,6 +245,22 @@ func complete(image nodeapi.Image) bool {
 	return true
 }
 
+// EndStart implements cluster.StartEnder.
+func (c *Cluster) EndStart(ctx context.Context, env string, command []string) error {
+	if c.node == nil {
+		return nil
+	}
+	r, err := c.record(env)
+	if err != nil {
+		return err
+	}
+	_, err = c.node.StopRecording(ctx, nodeapi.ProfileRequest{Image: r.manifest, Command: command, Usable: true})
+	if errors.Is(err, nodeapi.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
 // ImageUse implements cluster.ImageReader.
 func (c *Cluster) ImageUse(ctx context.Context, env string) (cluster.ImageUse, error) {
 	r, err := c.record(env)

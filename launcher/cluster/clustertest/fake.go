@@ -25,17 +25,19 @@ type Fake struct {
 	mu       sync.Mutex
 	fail     error                   // of Start and Observe; guarded by mu
 	launches map[string]int          // calls of Start, by environment; guarded by mu
+	ended    map[string]int          // calls of EndStart, by environment; guarded by mu
 	envs     map[string]*environment // guarded by mu
 }
 
 var (
 	_ cluster.Cluster     = (*Fake)(nil)
 	_ cluster.ImageReader = (*Fake)(nil)
+	_ cluster.StartEnder  = (*Fake)(nil)
 )
 
 // New returns an empty cluster.
 func New(name string) *Fake {
-	return &Fake{ClusterName: name, launches: map[string]int{}, envs: map[string]*environment{}}
+	return &Fake{ClusterName: name, launches: map[string]int{}, ended: map[string]int{}, envs: map[string]*environment{}}
 }
 
 // Fail makes Start and Observe return an error from now on; nil ends that.
@@ -50,6 +52,21 @@ func (f *Fake) Launches(env string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.launches[env]
+}
+
+// EndStart implements cluster.StartEnder.
+func (f *Fake) EndStart(_ context.Context, env string, _ []string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended[env]++
+	return nil
+}
+
+// StartsEnded returns how often the environment's start was said to be over.
+func (f *Fake) StartsEnded(env string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ended[env]
 }
 
 // Exit lets an environment's container end.
