@@ -85,6 +85,26 @@ func (s *Set) removeIndex(d digest.Digest) error {
 	return nil
 }
 
+// sweepIndexes removes the files of layers that have no record, and unfinished
+// ones.
+func (s *Set) sweepIndexes(recs []store.Layer) error {
+	files, err := os.ReadDir(s.Indexes)
+	if err != nil {
+		return fmt.Errorf("list indexes: %w", err)
+	}
+	known := make(map[string]bool, len(recs))
+	for _, rec := range recs {
+		known[filepath.Base(s.indexPath(rec.Digest))] = true
+	}
+	var errs []error
+	for _, f := range files {
+		if !known[f.Name()] {
+			errs = append(errs, os.Remove(filepath.Join(s.Indexes, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func writeFile(path string, b []byte) error {
 	return replaceFile(path, func(w io.Writer) error {
 		_, err := w.Write(b)

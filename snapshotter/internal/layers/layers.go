@@ -22,7 +22,7 @@
 //
 // A layer that cannot be opened again (its index is damaged on disk) is reported
 // and left out: its reads fail with EIO, those of others do not, and the next
-// pull of the image brings it back.
+// pull of an image with it brings it back. Its snapshots stay uses of it.
 //
 // Lock order: entry.mu, Set.mu.
 package layers
@@ -96,6 +96,9 @@ type entry struct {
 
 	mu    sync.Mutex
 	layer *layer // nil while not open
+	// held says that the kernel reads the cached file of the layer by itself, also
+	// while it is not open.
+	held bool
 }
 
 // layer is an open layer.
@@ -252,6 +255,9 @@ func (s *Set) Acquire(ctx context.Context, rec store.Layer, load func(context.Co
 	if l == nil {
 		if l, err = s.open(ctx, rec, load); err == nil {
 			e.layer = l
+			if e.held {
+				l.cached.Keep()
+			}
 		}
 	}
 	e.mu.Unlock()

@@ -23,8 +23,8 @@ func (s *Set) reopen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.sweep(recs); err != nil {
-		s.Log.Warn("leftovers in the cache stay", "error", err)
+	if err := errors.Join(s.sweep(recs), s.sweepIndexes(recs)); err != nil {
+		s.Log.Warn("leftovers stay", "error", err)
 	}
 	shown := map[digest.Digest][]store.Snapshot{}
 	for _, sn := range sns {
@@ -39,23 +39,34 @@ func (s *Set) reopen(ctx context.Context) error {
 			}
 			continue
 		}
-		l, err := s.open(ctx, rec, nil)
-		if err != nil {
-			s.Log.Error("layer cannot be served", "layer", rec.Digest.String(), "error", err)
-			continue
-		}
-		s.entries[rec.Digest] = &entry{users: len(shown[rec.Digest]), layer: l}
-		for _, sn := range shown[rec.Digest] {
-			if Mode(sn.Mode) == EROFS && !sn.Served {
-				// Also when it was another session's: its containers may run on.
-				l.cached.Keep()
-			}
-			if err := s.reserve(l, sn); err != nil {
-				s.Log.Error("snapshot cannot be served", "snapshot", sn.ID, "layer", rec.Digest.String(), "error", err)
-			}
-		}
+		s.entries[rec.Digest] = s.restore(ctx, rec, shown[rec.Digest])
 	}
 	return nil
+}
+
+// restore opens a layer that snapshots show. One that cannot be opened still has
+// these uses, for when a pull brings it back.
+func (s *Set) restore(ctx context.Context, rec store.Layer, sns []store.Snapshot) *entry {
+	e := &entry{users: len(sns)}
+	for _, sn := range sns {
+		// Also when it was another session's: its containers may run on.
+		e.held = e.held || Mode(sn.Mode) == EROFS && !sn.Served
+	}
+	l, err := s.open(ctx, rec, nil)
+	if err != nil {
+		s.Log.Error("layer cannot be served", "layer", rec.Digest.String(), "error", err)
+		return e
+	}
+	e.layer = l
+	if e.held {
+		l.cached.Keep()
+	}
+	for _, sn := range sns {
+		if err := s.reserve(l, sn); err != nil {
+			s.Log.Error("snapshot cannot be served", "snapshot", sn.ID, "layer", rec.Digest.String(), "error", err)
+		}
+	}
+	return e
 }
 
 // sweep removes what the cache has of layers that have no record.
