@@ -76,10 +76,15 @@ type worker struct {
 // Run is the snapshotter: it keeps workers, which are this program started with
 // the arguments, until the context ends. Without FUSE there is nothing to keep
 // and the work is done here.
-func Run(ctx context.Context, cfg Config, worker []string, version string, log *slog.Logger) error {
+func Run(ctx context.Context, cfg Config, worker []string, version string, log *slog.Logger) (err error) {
 	if err := os.MkdirAll(cfg.Root, 0o700); err != nil {
 		return fmt.Errorf("create root: %w", err)
 	}
+	unlock, err := lockRoot(cfg.Root)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	if err := probeFUSE(); err != nil {
 		return run(ctx, cfg, nil, err, version, log)
 	}
