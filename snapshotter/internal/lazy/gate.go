@@ -31,6 +31,8 @@ type Gate struct {
 
 	bytes, requests, failures atomic.Int64
 
+	pace pace
+
 	mu        sync.Mutex
 	readers   int                  // that hold others back
 	receiving int                  // requests for readers whose bodies arrive

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
@@ -106,8 +107,9 @@ func (l *Layer) closed() *pending {
 	}
 }
 
-// plan registers a run of missing chunks from first on, at most to last. The
-// caller holds l.mu.
+// plan registers a run of missing chunks from first on, at most to last, or for a
+// reader somewhat beyond: files that are read one after the other often lie so.
+// The caller holds l.mu.
 func (l *Layer) plan(first, last int, u urgency) *run {
 	r := &run{first: first, last: first, urgency: u, wanted: make(chan struct{})}
 	if u == demand {
@@ -115,11 +117,13 @@ func (l *Layer) plan(first, last int, u urgency) *run {
 	}
 	limit := int64(demandRun)
 	switch u {
+	case demand:
+		last = l.stretch(last)
 	case background:
 		limit = fillRun
 	case replay:
 		limit = replayRun
-	case demand, ahead:
+	case ahead:
 	}
 	start := l.ix.Chunks[first].CompressedOffset
 	for i := first; i <= last; i++ {
@@ -134,6 +138,23 @@ func (l *Layer) plan(first, last int, u urgency) *run {
 		r.last = i
 	}
 	return r
+}
+
+// stretch returns the last chunk that is worth fetching with chunk last. While a
+// profile is replayed, which knows better, that is chunk last.
+func (l *Layer) stretch(last int) int {
+	if l.gate.replaying() {
+		return last
+	}
+	c := &l.ix.Chunks[last]
+	end := c.CompressedOffset + c.CompressedSize + l.gate.pace.reach()
+	for last+1 < len(l.ix.Chunks) {
+		if c = &l.ix.Chunks[last+1]; c.CompressedOffset+c.CompressedSize > end {
+			break
+		}
+		last++
+	}
+	return last
 }
 
 // settle hands a chunk, or the reason why there is none, to whoever waits.
@@ -188,11 +209,14 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 	reader.Request()
 	l.stats.requests.Add(1)
 	l.gate.requests.Add(1)
+	asked := time.Now()
 	body, err := l.src.ReadRange(ctx, start, last.CompressedOffset+last.CompressedSize-start)
 	if err != nil {
 		return next, err
 	}
 	defer body.Close()
+	head := time.Now()
+	l.gate.pace.answered(head.Sub(asked))
 	var received func()
 	defer func() {
 		if received != nil {
@@ -217,6 +241,9 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 		if err := l.decode(ctx, next, r.chunks[next-r.first], b, decoding); err != nil {
 			return next, err
 		}
+	}
+	if r.urgency == demand || r.urgency == ahead { // which do not stand still at times
+		l.gate.pace.received(in.pos-start, time.Since(head))
 	}
 	return next, nil
 }
