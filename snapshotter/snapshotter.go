@@ -6,12 +6,15 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/continuity/fs"
+	"github.com/containerd/errdefs"
 )
 
 // Snapshotter implements containerd's snapshots API over overlayfs.
@@ -159,6 +162,29 @@ func (sn *Snapshotter) mounts(s storage.Snapshot) []mount.Mount {
 	}
 	options = append(options, lower)
 	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: append(options, sn.overlay...)}}
+}
+
+// Check reads the whole database and returns how many of its snapshots were
+// supplied. The error says so if it is damaged, which else only the first call that meets the
+// damage would find.
+func (sn *Snapshotter) Check(ctx context.Context) (supplied int, err error) {
+	// The database is a memory map: damage shows as a panic, a file cut short as a fault.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("snapshot database is damaged: %v", p)
+		}
+	}()
+	err = sn.Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+		if strings.HasPrefix(info.Name, suppliedPrefix) {
+			supplied++
+		}
+		return nil
+	})
+	if errdefs.IsNotFound(err) {
+		err = nil // there was no snapshot yet
+	}
+	return supplied, err
 }
 
 // Close closes the database. It may be called again.

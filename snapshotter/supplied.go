@@ -117,6 +117,9 @@ func (sn *Snapshotter) prepareSupplied(ctx context.Context, key, parent string, 
 	return true, nil
 }
 
+// suppliedPrefix begins the names of supplied snapshots.
+const suppliedPrefix = "supplied/"
+
 // suppliedName is the name of the committed snapshot of a chain. The parent's
 // number is part of it: two namespaces can have the same chain on different
 // parents.
@@ -131,7 +134,7 @@ func (sn *Snapshotter) suppliedName(ctx context.Context, chain digest.Digest, pa
 			return "", err
 		}
 	}
-	return fmt.Sprintf("supplied/%s/%s", id, chain), nil
+	return fmt.Sprintf("%s%s/%s", suppliedPrefix, id, chain), nil
 }
 
 // place makes a snapshot with the layer in it and commits it. What it leaves

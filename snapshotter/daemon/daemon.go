@@ -173,7 +173,7 @@ func (w *worker) open(ctx context.Context, version string) (err error) {
 			return fmt.Errorf("create %s: %w", dir, err)
 		}
 	}
-	if w.store, err = store.Open(filepath.Join(w.cfg.Root, "layers.db")); err != nil {
+	if err := w.openStore(ctx); err != nil {
 		return err
 	}
 	limits, err := w.cfg.Cache.limits(w.cfg.Root)

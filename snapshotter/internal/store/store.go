@@ -38,6 +38,9 @@ var (
 	keyVersion      = []byte("version")
 )
 
+// ErrVersion marks a file of another version of this program.
+var ErrVersion = errors.New("database of another version of this program")
+
 // ErrNotFound marks a record that does not exist.
 var ErrNotFound = errors.New("no such record")
 
@@ -103,7 +106,7 @@ func Open(path string) (*Store, error) {
 			return meta.Put(keyVersion, binary.BigEndian.AppendUint64(nil, version))
 		}
 		if len(b) != 8 || binary.BigEndian.Uint64(b) != version {
-			return fmt.Errorf("its version is %x, this program knows %d", b, version)
+			return fmt.Errorf("%w: its version is %x, this one knows %d", ErrVersion, b, version)
 		}
 		return nil
 	})
