@@ -18,10 +18,11 @@ import (
 )
 
 const (
-	registryIP = "10.77.0.1"
+	// RegistryIP is the registry's machine, for all of the lab.
+	RegistryIP = "10.77.0.1"
 	// RegistryAddress is where the registry listens, for all of the lab. Being
 	// a private address, clients that know the convention speak HTTP to it.
-	RegistryAddress = registryIP + ":5000"
+	RegistryAddress = RegistryIP + ":5000"
 
 	// closeTimeout bounds the end of a sandbox after it was killed.
 	closeTimeout = 30 * time.Second
@@ -33,6 +34,10 @@ type Config struct {
 	Tools string // containerd, ctr, the shim, registry; "" means sandbox.Tools
 	Bin   string // the commands of this project
 	Mbits int    // rate of each link and direction, in Mbit/s
+
+	// Mirrors are further addresses that speak plain HTTP for the registry, such
+	// as a proxy that listens with Lab.Listen.
+	Mirrors []string
 }
 
 // Lab is a running registry with the nodes around it.
@@ -73,7 +78,7 @@ func Start(ctx context.Context, cfg Config) (_ *Lab, err error) {
 	if err := l.registry.CoverMounts(ctx, filepath.Join(dir, "varlib")); err != nil {
 		return nil, err
 	}
-	if err := l.registry.Enter(func() error { return addLoopback(registryIP) }); err != nil {
+	if err := l.registry.Enter(func() error { return addLoopback(RegistryIP) }); err != nil {
 		return nil, err
 	}
 	return l, l.startRegistry(ctx, dir)
@@ -109,6 +114,16 @@ func (l *Lab) Transport() *http.Transport {
 			return l.registry.Dial(ctx, "tcp", RegistryAddress)
 		},
 	}
+}
+
+// Listen listens beside the registry, for a server in the calling process. Nodes
+// reach it at port of the registry's address, over their links.
+func (l *Lab) Listen(port string) (listener net.Listener, err error) {
+	err = l.registry.Enter(func() (err error) {
+		listener, err = net.Listen("tcp", net.JoinHostPort(RegistryIP, port))
+		return err
+	})
+	return listener, err
 }
 
 // Command makes a command beside the registry. A program without a path is

@@ -55,7 +55,7 @@ func (l *Lab) Join(far *sandbox.Namespaces) (*Link, error) {
 		if err := configureLink(nodeLink, end, shape); err != nil {
 			return err
 		}
-		return addRoute(registryIP, near)
+		return addRoute(RegistryIP, near)
 	})
 	if err != nil {
 		return nil, err

@@ -38,12 +38,18 @@ type Node struct {
 
 // Node makes a node and starts containerd and firstlight-snapshotter on it.
 func (l *Lab) Node(ctx context.Context) (*Node, error) {
+	return l.NodeWith(ctx, (*Node).StartFirstlight)
+}
+
+// NodeWith makes a node and starts containerd on it after each of snapshotters,
+// which write their part of containerd's configuration with WriteDropIn.
+func (l *Lab) NodeWith(ctx context.Context, snapshotters ...func(*Node, context.Context) error) (*Node, error) {
 	n, err := l.machine(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, start := range []func(context.Context) error{n.startSnapshotter, n.startContainerd} {
-		if err := start(ctx); err != nil {
+	for _, start := range append(snapshotters, (*Node).startContainerd) {
+		if err := start(n, ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("%w (logs in %s)", err, n.Dir), n.Close())
 		}
 	}
@@ -86,8 +92,10 @@ func (n *Node) containerdConfig() string { return filepath.Join(n.Dir, "containe
 func (n *Node) HostsDir() string { return filepath.Join(n.Dir, "certs.d") }
 
 func (n *Node) writeConfig() error {
-	if err := WriteHosts(n.HostsDir()); err != nil {
-		return err
+	for _, address := range append([]string{RegistryAddress}, n.cfg.Mirrors...) {
+		if err := WriteHosts(n.HostsDir(), address); err != nil {
+			return err
+		}
 	}
 	var config bytes.Buffer
 	tmpl := template.Must(template.New("containerd.toml").Parse(containerdConfig))
@@ -105,13 +113,13 @@ func (n *Node) writeConfig() error {
 	return nil
 }
 
-// WriteHosts writes into a certs.d folder that the registry speaks plain HTTP.
-func WriteHosts(dir string) error {
-	dir = filepath.Join(dir, RegistryAddress)
+// WriteHosts writes into a certs.d folder that a registry speaks plain HTTP.
+func WriteHosts(dir, address string) error {
+	dir = filepath.Join(dir, address)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make registry hosts folder: %w", err)
 	}
-	text := fmt.Sprintf("server = \"http://%s\"\n", RegistryAddress)
+	text := fmt.Sprintf("server = \"http://%s\"\n", address)
 	if err := os.WriteFile(filepath.Join(dir, "hosts.toml"), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write registry hosts: %w", err)
 	}
@@ -121,24 +129,26 @@ func WriteHosts(dir string) error {
 // dropIns is the folder of additions to containerd's configuration.
 func (n *Node) dropIns() string { return filepath.Join(n.Dir, "conf.d") }
 
-// writeDropIn makes the snapshotter known to containerd, by what it prints for
-// the purpose.
-func (n *Node) writeDropIn(ctx context.Context) error {
-	text, err := n.Exec(ctx, "firstlight-snapshotter", "config", "containerd")
-	if err != nil {
-		return err
-	}
+// WriteDropIn adds a file to containerd's configuration. It counts when it is
+// there before containerd starts.
+func (n *Node) WriteDropIn(name, text string) error {
 	if err := os.MkdirAll(n.dropIns(), 0o755); err != nil {
 		return fmt.Errorf("make drop-in folder: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(n.dropIns(), "firstlight.toml"), []byte(text), 0o644); err != nil {
-		return fmt.Errorf("write containerd drop-in: %w", err)
+	if err := os.WriteFile(filepath.Join(n.dropIns(), name+".toml"), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write containerd drop-in %s: %w", name, err)
 	}
 	return nil
 }
 
-func (n *Node) startSnapshotter(ctx context.Context) error {
-	if err := n.writeDropIn(ctx); err != nil {
+// StartFirstlight makes firstlight-snapshotter known to containerd, by what it
+// prints for the purpose, and starts it.
+func (n *Node) StartFirstlight(ctx context.Context) error {
+	text, err := n.Exec(ctx, "firstlight-snapshotter", "config", "containerd")
+	if err != nil {
+		return err
+	}
+	if err := n.WriteDropIn("firstlight", text); err != nil {
 		return err
 	}
 	p, err := n.Spawn(ctx, "snapshotter", "firstlight-snapshotter",

@@ -29,7 +29,7 @@ func (s *scene) kubernetesMachine(ctx context.Context, a arm) (*machine, error) 
 func (s *scene) startCluster(ctx context.Context, m *machine) (c *cluster.Cluster, err error) {
 	err = s.tell.step("start Kubernetes", func() (note string, err error) {
 		hosts := filepath.Join(m.dir, "certs.d")
-		if err := lab.WriteHosts(hosts); err != nil {
+		if err := lab.WriteHosts(hosts, lab.RegistryAddress); err != nil {
 			return "", err
 		}
 		cfg := deployment.ClusterConfig()
