@@ -22,7 +22,7 @@ const codename = "bookworm"
 // system programs, numpy and scipy, and a last layer that tidies up. About
 // 400 MB in four gzip layers.
 func (m *Maker) Scipy(ctx context.Context) (v1.Image, error) {
-	r := recipe{
+	return m.python(ctx, recipe{
 		Name: "scipy",
 		Base: "debian:" + codename,
 		Steps: []step{
@@ -40,11 +40,41 @@ mkdir -p /workspace
 printf 'import numpy, scipy.linalg\nprint(scipy.linalg.det(numpy.eye(3)))\n' > /workspace/check.py`,
 			},
 		},
-		Config: v1.Config{
-			Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
-			Cmd:        []string{"sleep", "infinity"},
-			WorkingDir: "/workspace",
+	})
+}
+
+// Py returns what a data scientist's image looks like: Debian, compilers and
+// python3 with numpy, scipy and pandas. Its /workspace/check.py uses all three.
+// More than 1 GB, unpacked, in four gzip layers: what benchmarks start.
+func (m *Maker) Py(ctx context.Context) (v1.Image, error) {
+	return m.python(ctx, recipe{
+		Name: "py",
+		Base: "debian:" + codename,
+		Steps: []step{
+			{By: "debootstrap --variant=minbase " + codename},
+			{
+				By:       "apt-get install build-essential gfortran git python3-dev",
+				Packages: []string{"build-essential", "gfortran", "git", "python3-dev"},
+			},
+			{
+				By:       "apt-get install python3-numpy python3-scipy python3-pandas",
+				Packages: []string{"python3-numpy", "python3-scipy", "python3-pandas", "python3-pip"},
+			},
+			{
+				By: "check.py",
+				Script: `mkdir -p /workspace
+printf 'import numpy, pandas, scipy.linalg, scipy.stats\nprint(pandas.Series(numpy.arange(4)).sum(), scipy.linalg.det(numpy.eye(3)))\n' > /workspace/check.py`,
+			},
 		},
+	})
+}
+
+// python makes an image whose container waits for somebody to run something.
+func (m *Maker) python(ctx context.Context, r recipe) (v1.Image, error) {
+	r.Config = v1.Config{
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"},
+		Cmd:        []string{"sleep", "infinity"},
+		WorkingDir: "/workspace",
 	}
 	return m.make(ctx, r, func(ctx context.Context, work string) ([]v1.Layer, error) {
 		return m.debian(ctx, r, work)

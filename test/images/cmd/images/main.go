@@ -1,6 +1,6 @@
 // Command images makes one of the test images and pushes it to a registry.
 //
-//	go run ./test/images/cmd/images [-cache DIR] scipy|busybox [REF]
+//	go run ./test/images/cmd/images [-cache DIR] scipy|py|busybox [REF]
 package main
 
 import (
@@ -34,10 +34,11 @@ func run(ctx context.Context, cache string, args []string) error {
 	maker := &images.Maker{Dir: cache, Log: slog.Default()}
 	makers := map[string]func(context.Context) (v1.Image, error){
 		"scipy":   maker.Scipy,
+		"py":      maker.Py,
 		"busybox": maker.Busybox,
 	}
 	if len(args) < 1 || len(args) > 2 || makers[args[0]] == nil {
-		return errors.New("usage: images [-cache DIR] scipy|busybox [REF]")
+		return errors.New("usage: images [-cache DIR] scipy|py|busybox [REF]")
 	}
 	img, err := makers[args[0]](ctx)
 	if err != nil {
