@@ -7,7 +7,7 @@ BIN     := $(CURDIR)/bin
 CACHE   := $(CURDIR)/.cache
 TOOLS   := $(CACHE)/bin
 # Modules with tests; the others (test/tools, test/lint) only pin programs.
-MODULES := .
+MODULES := . test/bench
 FUZZTIME ?= 10s
 LINT       := $(TOOLS)/golangci-lint
 ACTIONLINT := $(TOOLS)/actionlint
@@ -63,6 +63,18 @@ quickstart: setup ## lazy start and full pull of one image, side by side (root, 
 .PHONY: quickstart-kubernetes
 quickstart-kubernetes: setup ## the same on a real Kubernetes, built from Go modules
 	@go run ./test/quickstart -kubernetes
+
+# Peers' programs, of pinned modules. SOCI inflates with zlib, hence the only
+# compiler of C: what "make test" covers needs none.
+.PHONY: bench-peers
+bench-peers:
+	@test/setup/setup.sh peers
+	@mkdir -p $(TOOLS)
+	cd test/bench/peers/soci && CGO_ENABLED=1 go build -buildvcs=false -ldflags '-s -w' -o $(TOOLS)/ tool
+
+.PHONY: bench
+bench: setup build tools-containerd bench-peers ## start images by us and by peers, side by side (root); BENCH=quick: fewer times
+	cd test/bench && go run . $(if $(filter quick,$(BENCH)),-runs 3)
 
 .PHONY: test
 test: setup tools build ## every test of every module, all set-up included (root)

@@ -1,7 +1,10 @@
 #!/bin/sh
 # Installs the Debian packages that the tests and the quickstart need and this
-# machine lacks. Says nothing and touches nothing when all are there.
+# machine lacks. Says nothing and touches nothing when all are there. "peers" is
+# for the benchmarks: what it takes to build other projects' programs.
 set -eu
+
+want=${1:-}
 
 # Each line: a file that the package brings, the package, what it is for.
 needs() {
@@ -20,6 +23,12 @@ needs() {
 /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring checks Debian's signatures
 /usr/bin/gpgv              gpgv                      checks Debian's signatures
 /etc/ssl/certs/ca-certificates.crt ca-certificates   checks mirrors reached by https
+EOF
+	[ "$want" = peers ] || return 0
+	cat <<'EOF'
+/usr/bin/gcc               gcc                       compiles what SOCI has in C
+/usr/include/stdlib.h      libc6-dev                 the same
+/usr/include/zlib.h        zlib1g-dev                inflates for SOCI
 EOF
 }
 
