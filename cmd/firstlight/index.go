@@ -167,10 +167,10 @@ func (f *indexFlags) print(w io.Writer, images []batch.Image, row func(batch.Lay
 		return enc.Encode(map[string]any{"images": images})
 	}
 	for _, img := range images {
-		fmt.Fprintf(w, "%s %s\n", img.Platform, img.Manifest)
+		fmt.Fprintf(w, "%s %s\n", printable(img.Platform), img.Manifest)
 		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		for _, l := range img.Layers {
-			fmt.Fprintf(tw, "  %.19s\t%s\t%s\n", l.Digest, humanize.IBytes(uint64(l.Size)), row(l))
+			fmt.Fprintf(tw, "  %.19s\t%s\t%s\n", l.Digest, humanize.IBytes(uint64(l.Size)), printable(row(l)))
 		}
 		if err := tw.Flush(); err != nil {
 			return err
@@ -185,7 +185,7 @@ func (f *indexFlags) print(w io.Writer, images []batch.Image, row func(batch.Lay
 			fmt.Fprintf(w, "  removed %s\n", r)
 		}
 		for _, warning := range img.Warnings {
-			fmt.Fprintf(w, "  warning: %s\n", warning)
+			fmt.Fprintf(w, "  warning: %s\n", printable(warning))
 		}
 	}
 	return nil

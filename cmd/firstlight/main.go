@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -33,9 +35,18 @@ func main() {
 	err := newRootCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "firstlight:", err)
+		complain(os.Stderr, err)
 		os.Exit(exitCode(err))
 	}
+}
+
+// complain writes an error for people. It may quote a registry or an image.
+func complain(w io.Writer, err error) {
+	lines := strings.Split(err.Error(), "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	fmt.Fprintln(w, "firstlight:", strings.Join(lines, "\n"))
 }
 
 func newRootCommand() *cobra.Command {
