@@ -14,6 +14,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/quota"
 )
 
 const (
@@ -26,11 +28,20 @@ const (
 	// replyHeader holds all of an answer but the data of a read, list or xattr.
 	// The longest is a symbolic link's target.
 	replyHeader = 4096 + 512
-	// maxBackground bounds the kernel's asynchronous reads under way.
-	maxBackground = 64
-	// maxRequests bounds the requests being answered: each holds its answer in
-	// memory, at most maxIO. More wait in the kernel.
-	maxRequests = 512
+	// maxBackground bounds the kernel's asynchronous reads under way. The kernel
+	// counts them for all readers together and lets everybody wait beyond, so
+	// there must be room for one container with thousands of threads beside the
+	// others.
+	maxBackground = 4096
+	// maxRequests bounds the requests that were taken from the kernel. Those that
+	// wait for their turn hold their few bytes and a goroutine.
+	maxRequests = 2 * maxBackground
+	// maxReads bounds the reads being answered: each holds its answer in memory,
+	// at most maxIO. One container has at most ownReads of them; sureReads it gets
+	// whatever others do.
+	maxReads  = 512
+	ownReads  = 128
+	sureReads = 8
 )
 
 // Opcodes that matter to reading requests; see linux/fuse.h.
@@ -44,8 +55,11 @@ const (
 	opInterrupt    = 36
 	opBatchForget  = 42
 	opReadDirPlus  = 44
-	notifyInval    = 3 // FUSE_NOTIFY_INVAL_ENTRY
-	notifyResend   = 7 // FUSE_NOTIFY_RESEND
+	notifyInval    = 3  // FUSE_NOTIFY_INVAL_ENTRY
+	notifyResend   = 7  // FUSE_NOTIFY_RESEND
+	uniqueOffset   = 8  // of InHeader.Unique
+	nodeOffset     = 16 // of InHeader.NodeId
+	pidOffset      = 32 // of InHeader.Pid
 	inHeaderSize   = 40
 	outHeaderSize  = 16
 	readSizeOffset = inHeaderSize + 16 // of ReadIn.Size
@@ -155,7 +169,7 @@ func (s *Server) Serve(ctx context.Context, dev *os.File, init []byte, takeover 
 	}
 	stop := context.AfterFunc(ctx, func() { _ = dev.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	l := &loop{dev: dev, ps: ps, log: s.log, slots: make(chan struct{}, maxRequests)}
+	l := &loop{dev: dev, ps: ps, server: s, slots: make(chan struct{}, maxRequests), reads: s.reads, queued: map[uint64]*queued{}}
 	err = l.run(ctx)
 	if ctx.Err() != nil {
 		// Requests still being answered may wait for a registry. They are left:
@@ -174,11 +188,15 @@ func (s *Server) setNotify(f func([]byte) error) {
 
 // loop reads requests and answers each in a goroutine of its own.
 type loop struct {
-	dev   *os.File
-	ps    *fuse.ProtocolServer
-	log   *slog.Logger
-	slots chan struct{}
-	wg    sync.WaitGroup
+	dev    *os.File
+	ps     *fuse.ProtocolServer
+	server *Server
+	slots  chan struct{}
+	reads  *quota.Pool
+	wg     sync.WaitGroup
+
+	mu     sync.Mutex
+	queued map[uint64]*queued // reads that wait for their turn, by number of the request
 }
 
 func (l *loop) run(ctx context.Context) error {
@@ -200,7 +218,12 @@ func (l *loop) run(ctx context.Context) error {
 			return fmt.Errorf("read fuse device: %d bytes", n)
 		}
 		switch opcode(buf) {
-		case opForget, opBatchForget, opInterrupt:
+		case opInterrupt:
+			if l.interrupt(buf[:n]) {
+				continue
+			}
+			fallthrough
+		case opForget, opBatchForget:
 			// Short, without data, and never to wait behind reads.
 			l.answer(ctx, buf[:n])
 			continue
@@ -209,6 +232,10 @@ func (l *loop) run(ctx context.Context) error {
 		req := append([]byte(nil), buf[:n]...)
 		l.wg.Go(func() {
 			defer func() { <-l.slots }()
+			if opcode(req) == opRead {
+				l.read(ctx, req)
+				return
+			}
 			l.answer(ctx, req)
 		})
 	}
@@ -237,12 +264,16 @@ func (l *loop) answer(ctx context.Context, req []byte) {
 		// Not understood at all; the kernel still waits.
 		n = copy(out, failure(req, syscall.EIO))
 	}
-	if n == 0 || ctx.Err() != nil {
+	l.reply(ctx, req, out[:n])
+}
+
+func (l *loop) reply(ctx context.Context, req, out []byte) {
+	if len(out) == 0 || ctx.Err() != nil {
 		return
 	}
 	// ENOENT: the request was withdrawn meanwhile. ENODEV: unmounted.
-	if _, err := l.dev.Write(out[:n]); err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ENODEV) {
-		l.log.Error("answer the kernel", "opcode", opcode(req), "error", err)
+	if _, err := l.dev.Write(out); err != nil && !errors.Is(err, syscall.ENOENT) && !errors.Is(err, syscall.ENODEV) {
+		l.server.log.Error("answer the kernel", "opcode", opcode(req), "error", err)
 	}
 }
 

@@ -26,7 +26,8 @@
 // A read fails with EIO when the layer's reader fails, which has deadlines of
 // its own; the kernel does not keep that answer, so a later read may work. A
 // signal does not end a read, for programs do not expect that of files; a
-// process that is being killed is let go at once. A request for a layer that is
+// process that is being killed is let go at once. Reads are answered in turns,
+// so that a container with many that hang does not keep others waiting. A request for a layer that is
 // not there gets ENOENT or EIO. A panic becomes EIO.
 package fusefs
 
@@ -43,6 +44,7 @@ import (
 
 	"github.com/firstlight-dev/firstlight/indexer/tree"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/quota"
 )
 
 // LayerReader reads the tar stream of a layer. Every read is bounded in time by
@@ -61,8 +63,9 @@ var errID = errors.New("layer id out of range or taken")
 // Server holds the layers. It is safe for concurrent use; layers may come and
 // go while it serves.
 type Server struct {
-	log  *slog.Logger
-	book *account.Book // nil: reads are not accounted for
+	log   *slog.Logger
+	book  *account.Book // nil: reads are not accounted for
+	reads *quota.Pool
 
 	mu     sync.RWMutex
 	layers map[uint64]LayerReader
@@ -85,7 +88,7 @@ func WithBook(b *account.Book) Option { return func(s *Server) { s.book = b } }
 
 // New returns a server without layers.
 func New(log *slog.Logger, opts ...Option) *Server {
-	s := &Server{log: log, layers: map[uint64]LayerReader{}, trees: map[uint64]*mounted{}}
+	s := &Server{log: log, reads: quota.New(quota.Limits{Total: maxReads, Each: ownReads, Sure: sureReads}), layers: map[uint64]LayerReader{}, trees: map[uint64]*mounted{}}
 	for _, o := range opts {
 		o(s)
 	}

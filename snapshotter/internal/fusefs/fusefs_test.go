@@ -33,6 +33,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if len(os.Args) == 4 && os.Args[1] == "flood" {
+		flood(os.Args[2], os.Args[3])
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
 }
 
@@ -79,7 +83,7 @@ func serve(initHex, dir string) error {
 	s := New(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	b := treetest.Zoo()
 	r := &reader{b: b.Device, dir: dir}
-	if err := errors.Join(s.AddLayer(id, r), s.AddTree(id, &b.Tree, r)); err != nil {
+	if err := errors.Join(s.AddLayer(id, r), s.AddTree(id, &b.Tree, r), s.AddLayer(deadID, dead{dir})); err != nil {
 		return err
 	}
 	remove := make(chan os.Signal, 1)
@@ -100,7 +104,7 @@ type mount struct {
 	cmd        *exec.Cmd
 }
 
-func start(t *testing.T) *mount {
+func start(t testing.TB) *mount {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("mounting needs root")

@@ -346,7 +346,7 @@ func (s *Set) open(ctx context.Context, rec store.Layer, load func(context.Conte
 	}
 	origin, _, _ := strings.Cut(rec.Ref, "/")
 	l := &layer{Layer: rec, index: ix, cached: cached, filled: make(chan struct{})}
-	l.lazy = lazy.Open(ix, cached, src, lazy.WithGate(s.Gate), lazy.WithLogger(s.Log), lazy.WithOrigin(origin))
+	l.lazy = lazy.Open(ix, cached, src, lazy.WithGate(s.Gate), lazy.WithLogger(s.Log), lazy.WithOrigin(origin), lazy.WithImage(rec.Ref))
 	if err := s.Server.AddLayer(rec.Number, l.lazy); err != nil {
 		return nil, errors.Join(fmt.Errorf("serve layer %s: %w", rec.Digest, err), l.lazy.Close(), cached.Close())
 	}

@@ -23,7 +23,7 @@ import (
 func (l *Layer) Fill(ctx context.Context) error {
 	pause := retryMin
 	for tries := 0; !l.cache.Complete(); tries++ {
-		before := l.cache.Present()
+		before, begun := l.cache.Present(), time.Now()
 		err := l.fillOnce(ctx)
 		if err == nil {
 			err = l.check(ctx)
@@ -36,7 +36,7 @@ func (l *Layer) Fill(ctx context.Context) error {
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, ctx.Err())
-		case isPermanent(err), errors.Is(err, ErrMismatch), errors.Is(err, cache.ErrFull), tries == fillTries:
+		case isPermanent(err), errors.Is(err, ErrMismatch), errors.Is(err, cache.ErrFull), tries == fillTries || time.Since(begun) > fillPatience:
 			return fmt.Errorf("fill layer %s: %w", l.ix.Layer, err)
 		}
 		l.log.Warn("fill layer, trying again", "layer", l.ix.Layer.String(), "error", err)
@@ -50,9 +50,14 @@ func (l *Layer) Fill(ctx context.Context) error {
 	return nil
 }
 
-// fillTries is how many times in a row the background tries again without a
-// chunk to show for it.
-const fillTries = 4
+const (
+	// fillTries is how many times in a row the background tries again without a
+	// chunk to show for it, and
+	fillTries = 4
+	// fillPatience how long a try that fails may take to be worth another at once:
+	// a registry that lets requests hang has one.
+	fillPatience = 10 * time.Second
+)
 
 // missing is the size of the chunks from first to last that are not there.
 func (l *Layer) missing(first, last int) (n int64) {

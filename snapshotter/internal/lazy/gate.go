@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/quota"
 )
 
 // patience is how long a waiting reader holds background work back. Who waits
@@ -17,9 +19,9 @@ import (
 // stay incomplete for that.
 const patience = 5 * time.Second
 
-// Gate keeps less urgent work back while readers wait, bounds how many chunks
-// are decoded at once, and counts for the node. One gate serves all layers of a
-// node.
+// Gate keeps less urgent work back while readers wait, bounds how many requests
+// are under way and how many chunks are decoded at once, and counts for the
+// node. One gate serves all layers of a node.
 //
 // Work in the background stands still while any reader waits, or a profile is
 // replayed. Replay stands still only while bytes that a reader waits for arrive:
@@ -27,6 +29,7 @@ const patience = 5 * time.Second
 // long, readers wait nearly always.
 type Gate struct {
 	decode  chan struct{}
+	slots   *quota.Pool // of requests to registries
 	observe func(time.Duration)
 
 	bytes, requests, failures atomic.Int64
@@ -50,8 +53,17 @@ type waiter struct {
 	told  bool // Hung has reported it
 }
 
+// defaultRequests bounds the requests under way to registries: for one image
+// as many as four layers make at a time, which saturates what registries give
+// one client; for the node several images' worth.
+func defaultRequests() quota.Limits { return quota.Limits{Total: 256, Each: 32, Sure: 4} }
+
 // GateOption changes a gate.
 type GateOption func(*Gate)
+
+// WithRequests bounds the requests to registries that are under way, for all
+// layers and for those of one image.
+func WithRequests(l quota.Limits) GateOption { return func(g *Gate) { g.slots = quota.New(l) } }
 
 // WithWaitObserver sets what is told of each wait of a reader, when it ends.
 func WithWaitObserver(f func(time.Duration)) GateOption { return func(g *Gate) { g.observe = f } }
@@ -59,7 +71,7 @@ func WithWaitObserver(f func(time.Duration)) GateOption { return func(g *Gate) {
 // NewGate returns an open gate.
 func NewGate(opts ...GateOption) *Gate {
 	g := &Gate{
-		decode: make(chan struct{}, runtime.GOMAXPROCS(0)), observe: func(time.Duration) {},
+		decode: make(chan struct{}, runtime.GOMAXPROCS(0)), slots: quota.New(defaultRequests()), observe: func(time.Duration) {},
 		changed: make(chan struct{}), waiting: map[*waiter]struct{}{},
 	}
 	for _, o := range opts {

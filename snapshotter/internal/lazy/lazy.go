@@ -101,6 +101,7 @@ type Layer struct {
 	src     Source
 	gate    *Gate
 	origin  string // for reports
+	image   string // whose share of requests it has
 	timeout time.Duration
 	log     *slog.Logger
 	demand  chan struct{} // slots for requests that readers wait for
@@ -129,6 +130,9 @@ func WithGate(g *Gate) Option { return func(l *Layer) { l.gate = g } }
 
 // WithOrigin names the registry behind the source, for reports.
 func WithOrigin(name string) Option { return func(l *Layer) { l.origin = name } }
+
+// WithImage names the image whose share of the gate's requests the layer has.
+func WithImage(name string) Option { return func(l *Layer) { l.image = name } }
 
 // WithLogger sets where trouble that is survived is reported.
 func WithLogger(log *slog.Logger) Option { return func(l *Layer) { l.log = log } }

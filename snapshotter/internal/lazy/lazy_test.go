@@ -25,6 +25,7 @@ import (
 	"github.com/firstlight-dev/firstlight/indexer/scan"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/account"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/cache"
+	"github.com/firstlight-dev/firstlight/snapshotter/internal/quota"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry"
 	"github.com/firstlight-dev/firstlight/snapshotter/internal/registry/registrytest"
 )
@@ -590,6 +591,46 @@ func TestHung(t *testing.T) {
 			t.Errorf("after one left: %+v, %v", h, waits)
 		}
 	})
+}
+
+// TestDeadRegistry: readers of an image whose registry does not answer take
+// their image's share of the node's requests and no more, so readers of another
+// image go on as if they were alone.
+func TestDeadRegistry(t *testing.T) {
+	gate := NewGate(WithRequests(quota.Limits{Total: 6, Each: 4, Sure: 1}))
+	var deads []*fixture
+	arrived := make(chan struct{}, 100)
+	for range 3 { // layers of one image, 8 requests each
+		f := newFixture(t, 8<<20, index.None, WithGate(gate), WithImage("dead"), WithReadTimeout(time.Hour))
+		f.srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+			arrived <- struct{}{}
+			return registrytest.BlackHole(w, r)
+		})
+		deads = append(deads, f)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, f := range deads {
+		for i := range int64(60) {
+			wg.Go(func() {
+				if err := f.read(ctx, i*(f.ix.Size/60), 100); err == nil {
+					t.Error("a dead registry was read")
+				}
+			})
+		}
+	}
+	for range 4 {
+		<-arrived
+	}
+	live := newFixture(t, 8<<20, index.None, WithGate(gate), WithImage("live"), WithReadTimeout(5*time.Second))
+	if err := live.read(t.Context(), 0, live.ix.Size); err != nil {
+		t.Errorf("a live registry beside a dead one: %v", err)
+	}
+	if used, waiting := gate.slots.Used(); used > 4 || waiting == 0 {
+		t.Errorf("the dead image has %d slots, %d requests wait", used, waiting)
+	}
+	cancel()
+	wg.Wait()
 }
 
 // TestAccounts: what a read costs is counted for who made it.

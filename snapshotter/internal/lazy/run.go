@@ -248,14 +248,31 @@ func (l *Layer) stream(ctx context.Context, r *run, decoding *sync.WaitGroup) (n
 	return next, nil
 }
 
-// admit waits until a run may begin and returns what ends it.
+// admit waits until a run may begin and returns what ends it. A run has a slot
+// of its layer first and then one of its image, so that who waits for the image
+// holds nothing that others need.
 func (l *Layer) admit(ctx context.Context, r *run) (leave func(), err error) {
-	switch r.urgency {
-	case background:
-		return func() {}, l.gate.wait(ctx, r.wanted, background)
-	case replay: // whoever replays bounds the requests, across layers
+	if r.urgency == replay { // whoever replays bounds the requests, across layers
 		return func() {}, nil
-	case demand, ahead:
+	}
+	slots, err := l.layerSlot(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.gate.slots.Acquire(ctx, l.image); err != nil {
+		slots()
+		return nil, err
+	}
+	return func() {
+		l.gate.slots.Release(l.image)
+		slots()
+	}, nil
+}
+
+// layerSlot waits for the layer's own bound, and in the background for readers.
+func (l *Layer) layerSlot(ctx context.Context, r *run) (leave func(), err error) {
+	if r.urgency == background {
+		return func() {}, l.gate.wait(ctx, r.wanted, background)
 	}
 	slots := l.demand
 	if r.urgency == ahead {
