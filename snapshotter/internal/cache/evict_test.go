@@ -498,6 +498,24 @@ func TestNoMap(t *testing.T) {
 	}
 }
 
+// TestEvictClosed: a trim that comes late for a layer changes nothing of it.
+func TestEvictClosed(t *testing.T) {
+	c, l := openCache(t, t.TempDir()), newTestLayer(5)
+	defer c.Close()
+	old := l.open(t, c)
+	must(t, old.Put(2, l.chunk(2)))
+	must(t, old.Close())
+	again := l.open(t, c)
+	if _, err := old.Evict(); err == nil {
+		t.Error("a closed layer was evicted")
+	}
+	must(t, again.Put(3, l.chunk(3)))
+	must(t, again.Close())
+	if got := l.present(t, l.open(t, c)); len(got) != 2 {
+		t.Errorf("these chunks are left: %v", got)
+	}
+}
+
 // TestUseSurvivesRestart: the order of layers is that of their last uses.
 func TestUseSurvivesRestart(t *testing.T) {
 	dir, l := t.TempDir(), newTestLayer(3)

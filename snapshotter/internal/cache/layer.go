@@ -438,6 +438,10 @@ func (l *Layer) shut() error {
 	if used := l.lastUse(); used > 0 {
 		err = errors.Join(err, l.data.Touch(time.Unix(int64(used), 0)))
 	}
+	// An eviction that has begun is done before whoever opens the layer next reads
+	// the map; one that begins later finds the file closed and changes nothing.
+	l.flush.Lock()
+	defer l.flush.Unlock()
 	return errors.Join(err, l.data.Close())
 }
 
