@@ -1,11 +1,14 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -75,6 +78,23 @@ func (m *machine) states(ref string) []string {
 	return states
 }
 
+// whiteouts is a layer of nothing but whiteouts, in directories that it implies, of which some exist
+// nowhere.
+func whiteouts(t *testing.T) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range []string{"etc/.wh.hostname", "new/deep/.wh.file", ".wh.nothing"} {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, ModTime: time.Unix(1e9, 0)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
 func TestTrees(t *testing.T) {
 	lazy, local := nodeapi.StateLazy, nodeapi.StateLocal
 	for _, mode := range []string{"erofs", "fuse"} {
@@ -102,6 +122,8 @@ func TestTrees(t *testing.T) {
 				{name: "zstd", how: []compression{zstandard}, index: true, states: []string{lazy, lazy, lazy, lazy}},
 				{name: "one layer", layers: layers[:1], how: []compression{gzipped}, index: true, states: []string{lazy}},
 				{name: "a layer twice", layers: [][]byte{layers[0], layers[1], layers[1]}, how: []compression{gzipped}, index: true, states: []string{lazy, lazy, lazy}},
+				{name: "nothing in layers", layers: [][]byte{layers[0], make([]byte, 1024), {}, whiteouts(t), layers[1]}, how: []compression{gzipped}, index: true, states: []string{lazy, lazy, lazy, lazy, lazy}},
+				{name: "nothing below", layers: [][]byte{make([]byte, 1024), whiteouts(t), layers[0]}, how: []compression{gzipped, plain}, index: true, states: []string{lazy, lazy, lazy}},
 				{name: "unindexed", how: []compression{gzipped}},
 				{name: "mixed top", how: []compression{gzipped, unindexed}, index: true, states: []string{lazy, local, lazy, local}},
 				{name: "mixed bottom", how: []compression{unindexed, gzipped}, index: true, states: []string{local, lazy, local, lazy}},
