@@ -166,6 +166,7 @@ func tune(c *http.Client) error {
 		t.MaxIdleConns = 0
 		t.MaxIdleConnsPerHost = idleConns
 		t.IdleConnTimeout = 90 * time.Second
+		c.Transport = tokenLimit{t}
 	}
 	return nil
 }

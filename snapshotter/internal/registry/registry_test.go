@@ -289,6 +289,39 @@ func TestTokens(t *testing.T) {
 	read()
 }
 
+// A token server is as little trusted as a registry: its answer is not taken into memory whatever its size.
+func TestHugeToken(t *testing.T) {
+	srv, c := login(t)
+	src := repo(t, c, srv.Host()).Source(srv.AddBlob(pattern(1000)))
+	const huge = 64 << 20
+	var sent atomic.Int64
+	srv.SetFault(func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path != "/token" {
+			return false
+		}
+		_, _ = w.Write([]byte(`{"token":"`))
+		for part := bytes.Repeat([]byte("a"), 1<<20); sent.Load() < huge; {
+			n, err := w.Write(part)
+			sent.Add(int64(n))
+			if err != nil {
+				return true
+			}
+		}
+		_, _ = w.Write([]byte(`"}`))
+		return true
+	})
+	if _, err := readRange(t.Context(), src, 1, 998); err == nil {
+		t.Error("a token of 64 MiB is one")
+	}
+	srv.SetFault(nil)
+	if n := sent.Load(); n >= huge {
+		t.Errorf("%d bytes were read", n)
+	}
+	if _, err := readRange(t.Context(), src, 1, 998); err != nil {
+		t.Errorf("after it: %v", err)
+	}
+}
+
 func TestWrongPassword(t *testing.T) {
 	srv, _ := login(t)
 	name := filepath.Join(t.TempDir(), "config.json")

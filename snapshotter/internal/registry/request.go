@@ -273,7 +273,7 @@ func (r *Repository) send(ctx context.Context, h docker.RegistryHost, u *url.URL
 	}
 	client := *h.Client
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	resp, err := client.Do(req)
+	resp, err := client.Do(req.WithContext(withOwnLimit(ctx)))
 	if !timer.Stop() || err != nil {
 		if err == nil {
 			_ = resp.Body.Close()
