@@ -17,11 +17,12 @@ import (
 	"github.com/firstlight-dev/firstlight/test/lab"
 )
 
-// arm is one way to start an image. Another one, such as a start by an access
-// profile, is one more entry of arms: what it publishes beforehand, what runs on
-// the node, and which program's memory counts.
+// arm is one way to start an image. Another one is one more entry of arms: what
+// it publishes beforehand, what runs on the node, and which program's memory
+// counts.
 type arm struct {
 	name        string
+	repository  string // suffix of the image's name: what it publishes is no other arm's
 	snapshotter string // as containerd calls it
 	program     string // prefix of the names of its processes
 	lazy        bool   // it must ask for ranges of layers, or the run is void
@@ -34,6 +35,10 @@ func arms() []arm {
 		{
 			name: report.Firstlight, snapshotter: "firstlight", program: "firstlight-", lazy: true,
 			publish: publishFirstlight, node: []func(*lab.Node, context.Context) error{(*lab.Node).StartFirstlight},
+		},
+		{
+			name: report.Profiled, repository: "-profiled", snapshotter: "firstlight", program: "firstlight-", lazy: true,
+			publish: publishProfile, node: []func(*lab.Node, context.Context) error{(*lab.Node).StartFirstlight},
 		},
 		{
 			name: report.SOCI, snapshotter: "soci", program: "soci-", lazy: true,
@@ -78,14 +83,14 @@ func (b *bench) start(ctx context.Context, a arm, image string, round int) (r re
 	if err != nil {
 		return report.Run{}, err
 	}
-	ref := proxyAddress + "/" + image + ":1"
+	ref := proxyAddress + "/" + image + a.repository + ":1"
 	b.proxy.Reset()
 	begin := time.Now()
-	if _, err := node.Exec(ctx, "ctr", "image", "pull", "--snapshotter", a.snapshotter, "--hosts-dir", node.HostsDir(), ref); err != nil {
+	if err := pull(ctx, node, a.snapshotter, ref); err != nil {
 		return report.Run{}, err
 	}
 	r = report.Run{Image: image, Arm: a.name, Kinds: map[proxy.Kind]int{}, Pulled: time.Since(begin).Seconds()}
-	if _, err := node.Exec(ctx, "ctr", "run", "--rm", "--snapshotter", a.snapshotter, ref, "bench", "python3", "/workspace/check.py"); err != nil {
+	if err := check(ctx, node, a.snapshotter, ref); err != nil {
 		return report.Run{}, err
 	}
 	r.Usable = time.Since(begin).Seconds()
@@ -100,6 +105,17 @@ func (b *bench) start(ctx context.Context, a arm, image string, round int) (r re
 	r.PeakRSS = after.peakRSS(a.program)
 	err = b.count(&r, a.lazy, fmt.Sprintf("%s-%s-%d", image, a.name, round+1))
 	return r, err
+}
+
+func pull(ctx context.Context, n *lab.Node, snapshotter, ref string) error {
+	_, err := n.Exec(ctx, "ctr", "image", "pull", "--snapshotter", snapshotter, "--hosts-dir", n.HostsDir(), ref)
+	return err
+}
+
+// check runs the image's program to its end.
+func check(ctx context.Context, n *lab.Node, snapshotter, ref string) error {
+	_, err := n.Exec(ctx, "ctr", "run", "--rm", "--snapshotter", snapshotter, ref, "bench", "python3", "/workspace/check.py")
+	return err
 }
 
 // errNotLazy is returned where a snapshotter fell back to a full pull, which
@@ -144,6 +160,30 @@ func publishFirstlight(ctx context.Context, b *bench, ref string) error {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := b.lab.Run(cmd); err != nil {
 		return fmt.Errorf("firstlight index create: %w: %s", err, out.String())
+	}
+	return nil
+}
+
+// publishProfile publishes an index, and the access profile of one start.
+func publishProfile(ctx context.Context, b *bench, ref string) (err error) {
+	if err := publishFirstlight(ctx, b, ref); err != nil {
+		return err
+	}
+	node, err := b.lab.Node(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.clear(node, err)) }()
+	if err := pull(ctx, node, "firstlight", ref); err != nil {
+		return err
+	}
+	if err := check(ctx, node, "firstlight", ref); err != nil {
+		return err
+	}
+	for _, verb := range []string{"stop", "push"} {
+		if _, err := node.Exec(ctx, "firstlight", "profile", verb, ref); err != nil {
+			return err
+		}
 	}
 	return nil
 }

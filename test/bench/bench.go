@@ -130,15 +130,16 @@ func (b *bench) publish(ctx context.Context, image string, chosen []arm) error {
 	if err != nil {
 		return err
 	}
-	if err := images.Push(ctx, img, lab.RegistryAddress+"/"+image+":1", remote.WithTransport(b.lab.Transport())); err != nil {
-		return err
-	}
 	for _, a := range chosen {
+		slog.Info("publishing", "image", image, "arm", a.name)
+		ref := lab.RegistryAddress + "/" + image + a.repository + ":1"
+		if err := images.Push(ctx, img, ref, remote.WithTransport(b.lab.Transport())); err != nil {
+			return err
+		}
 		if a.publish == nil {
 			continue
 		}
-		slog.Info("publishing an index", "image", image, "arm", a.name)
-		if err := a.publish(ctx, b, lab.RegistryAddress+"/"+image+":1"); err != nil {
+		if err := a.publish(ctx, b, ref); err != nil {
 			return fmt.Errorf("publish %s for %s: %w", image, a.name, err)
 		}
 	}

@@ -44,7 +44,7 @@ func main() {
 func parse() options {
 	var o options
 	images := flag.String("images", "py", "images to start, separated by commas: py, scipy")
-	names := flag.String("arms", strings.Join([]string{report.Firstlight, report.SOCI, report.Overlayfs}, ","), "ways to start them")
+	names := flag.String("arms", strings.Join([]string{report.Profiled, report.Firstlight, report.SOCI, report.Overlayfs}, ","), "ways to start them")
 	flag.IntVar(&o.runs, "runs", 5, "starts of each image by each arm")
 	flag.IntVar(&o.mbits, "mbits", 1000, "rate of each link, in Mbit/s")
 	flag.DurationVar(&o.latency, "latency", 20*time.Millisecond, "wait of each request to the registry")

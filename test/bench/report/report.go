@@ -23,6 +23,7 @@ import (
 // Arms that are compared by name.
 const (
 	Firstlight = "firstlight"
+	Profiled   = "firstlight+profile"
 	Overlayfs  = "overlayfs"
 	SOCI       = "soci"
 )
